@@ -57,6 +57,11 @@ lint-fix:
 lint:
     ruff check --output-format concise .
 
+# bugs and races in the C sources of the limiter, by native/libvgpu/.clang-tidy
+[group('gate')]
+tidy:
+    git ls-files -z 'native/libvgpu/src/*.c' | xargs -0 -n 8 -P "$(nproc)" --no-run-if-empty sh -c 'clang-tidy --quiet "$@" -- -std=c11 -D_GNU_SOURCE' clang-tidy
+
 # types, strict, tests included
 [group('gate')]
 types:
@@ -91,6 +96,11 @@ spell-fix:
 [group('gate')]
 spell:
     git ls-files -z | xargs -0 codespell
+
+# house words, free relatives, long paragraphs, by tools/house_words.toml
+[group('gate')]
+prose:
+    python -m tools.check_prose
 
 # subjects of commits: component, imperative, length
 [group('gate')]

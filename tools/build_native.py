@@ -36,20 +36,22 @@ LINK = (
     *("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro"),
     *("-Wl,-z,now", "-Wl,-z,nodelete"),
 )
-"""Symbolic: a hook is this library's own, whoever else is preloaded and defines its name."""
+"""Symbolic: calls of a hook bind to this library, even if another preloaded library defines its
+name.
+"""
 FLAGS_BY_VARIANT = {
     "release": ("-O2", "-g1", "-DNDEBUG"),
     "debug": ("-O1", "-g"),
     "asan": ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
     "ubsan": ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"),
-    "tsan": ("-O1", "-g", "-fsanitize=thread", "-Wno-tsan"),  # it does not know fences
+    "tsan": ("-O1", "-g", "-fsanitize=thread", "-Wno-tsan"),  # no support for fences
 }
-"""What differs; the sanitizers' run-time libraries come from the compiler."""
+"""Flags per variant; the sanitizers' run-time libraries come from the compiler."""
 
-EARLY = frozenset({"resolve.c", "resolve_dlsym.c"})
-"""Run while a sanitizer sets itself up, because that looks up symbols: never instrumented."""
+EARLY = frozenset({"object.c", "resolve.c", "resolve_dlsym.c", "symbols.c"})
+"""Run while a sanitizer initializes, because that looks up symbols: never instrumented."""
 EARLY_FLAGS = ("-fno-builtin", "-fno-tree-loop-distribute-patterns", "-fno-stack-protector")
-"""No calls of libc but those that are written there."""
+"""Calls of libc are limited to those in the source."""
 
 
 def compiler() -> list[str]:
@@ -58,7 +60,7 @@ def compiler() -> list[str]:
 
 
 def digest(flags: list[str]) -> str:
-    """Changes with every byte that goes into a build."""
+    """Digest of every input of a build."""
     summary = hashlib.sha256(shlex.join([*compiler(), *flags, *LINK]).encode())
     inputs = [path for suffix in ("c", "h", "def") for path in SOURCES.glob(f"*.{suffix}")]
     inputs += [EXPORTS, Path(__file__)]
@@ -102,7 +104,7 @@ def _compile(source: Path, scratch: Path, flags: list[str]) -> Path:
 
 
 def main() -> int:
-    """Build and print; a compiler failure is shown by the compiler and ends with its exit code."""
+    """Build and print; on a compiler failure exit with the compiler's output and code."""
     parser = argparse.ArgumentParser(description="Build the limiter, libvgpu.so.")
     parser.add_argument("--variant", choices=sorted(FLAGS_BY_VARIANT), default="release")
     parser.add_argument("--root", default="", help="where tests keep /etc/hami and /run/hami")

@@ -31,7 +31,7 @@ WARNINGS = (
     "-Wconversion",
 )
 LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
-"""Symbolic: what cuGetProcAddress hands out is the driver's own function, whoever is preloaded."""
+"""Symbolic: cuGetProcAddress returns the driver's own function, even with a preloaded limiter."""
 FLAGS = (*LANGUAGE, *WARNINGS, *LINK)
 NVML = "libnvidia-ml.so.1"
 CUDA = "libcuda.so.1"
@@ -63,7 +63,7 @@ PROGRAM_FLAGS = (*LANGUAGE, *WARNINGS, "-fPIE", "-pie", "-Wl,-z,relro", "-Wl,-z,
 
 
 def digest(compiler: list[str]) -> str:
-    """Name of the output directory: changes with every byte that goes into a build."""
+    """Name of the output directory: a digest of every input of a build."""
     summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, *PROGRAM_FLAGS]).encode())
     summary.update(f"{FILES_BY_LIBRARY} {FILES_BY_PROGRAM}".encode())
     folders = (SOURCES, TESTS / "programs", TESTS / "property")
@@ -75,7 +75,7 @@ def digest(compiler: list[str]) -> str:
 
 
 def build(out: Path) -> Path:
-    """Build what is missing and return the directory that holds every library, under its soname."""
+    """Build missing libraries and return their directory; each has its soname as name."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     target = out / digest(compiler)
     target.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def build(out: Path) -> Path:
 
 
 def main() -> int:
-    """Build and print; a compiler failure is shown by the compiler and ends with its exit code."""
+    """Build and print; on a compiler failure exit with the compiler's output and code."""
     parser = argparse.ArgumentParser(description="Build the fake driver libraries used by tests.")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory for all builds")
     try:

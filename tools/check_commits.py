@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that subjects of commits read ``component: imperative summary``, at most 72 characters.
 
-Checks the commits since ``SINCE``, when the rule became a gate, that lead to HEAD; a shallow clone
-has fewer of them. English has no grammar that a pattern could know, so only common mistakes are
-refused: a past or progressive form, a third person, an article, a capital letter.
+Checks the commits since ``SINCE``, when the rule became a gate, up to HEAD; a shallow clone has
+fewer of them. A pattern cannot verify English grammar, so only common mistakes are refused: a past
+or progressive form, a third person, an article, a capital letter.
 """
 
 import re
@@ -23,7 +23,7 @@ VERB = re.compile(
 
 
 def problem_of(subject: str) -> str:
-    """Why ``subject`` does not follow the rule; empty if it does."""
+    """Return the violation of the rule in ``subject``; empty if it has none."""
     if len(subject) > LENGTH_MOST:
         return f"{len(subject)} characters, more than {LENGTH_MOST}"
     found = SUBJECT.match(subject)

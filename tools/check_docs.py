@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what the pages say that can be checked: commands, snippets, links and headings.
+"""Checks commands, snippets, links and headings of the pages.
 
-``python -m tools.check_docs`` tells what is wrong, then how many commands there are and who runs
-them; ``--list`` names each. Every command has one fate (``FATES``): a test that runs it as it
-stands, or the reason why nothing does, and then its arguments are still read by the program's own
-parser. Manifests pass the webhook's core, TOML the schema of the file that it is about. Pages that
-tell history (``HISTORY``) are checked for links alone. Commands that need a cluster are collected
-and run by the tests that have one, see ``tests/support/docs.py``.
+``python -m tools.check_docs`` prints the problems, then the number of commands per test that runs
+them; ``--list`` names each. Every command matches an entry of ``FATES``: a test that runs it
+unchanged, or the reason why no test does, and then the program's own parser still reads its
+arguments. Manifests pass the webhook's core, TOML the schema of the file that it is about. History
+pages (``HISTORY``) are checked for links only. Commands that need a cluster are collected and run
+by the tests that have one, see ``tests/support/docs.py``.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from tools.gen_settings import SERVICES
 ROOT = Path(__file__).resolve().parent.parent
 HISTORY = ("docs/adr/", "docs/design.md", "CHANGELOG.md")
 INVENTED = ("docs/adding-a-vendor.md",)
-"""Pages whose snippets are about a vendor that is not there, which a contract test builds."""
+"""Pages with snippets about a fictitious vendor, which a contract test builds."""
 TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
 PROFILES = ("1g.10gb", "1g.10gb+me", "3g.40gb")
 """Profiles that docs/mig.md lists, each a resource of its own there."""
@@ -63,9 +63,9 @@ MODULE_BY_RECIPE = {
 BARE_WORDS = 3
 """``kubectl describe pod`` names a command, ``kubectl describe pod web`` is one."""
 NAMED = (["import-config"],)
-"""Commands of hamictl that do nothing alone, and do not say so while arguments are read."""
+"""Commands of hamictl that only have subcommands, and accept an empty argument list."""
 STAND_INS = {"SHELL": "bash", "SEQUENCE": "1"}
-"""For words in capitals that a parser would not take."""
+"""Stand-ins for words in capitals that a parser would reject."""
 REQUIRED = {
     "hami_nodeagent": ["--set", "node_name=n"],
     "hami_scheduler": ["--set", "signing_key_file=k"],
@@ -74,15 +74,15 @@ REQUIRED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What becomes of the commands that ``pattern`` matches."""
+    """Test, or reason without one, for the commands that ``pattern`` matches."""
 
     pattern: str
     run_by: tuple[str, str] = ("", "")
-    """A file of tests, and what in it runs them (a regular expression)."""
+    """A file of tests, and a regular expression for the code in it that runs them."""
     why_not: str = ""
 
     def matches(self, command: Command) -> bool:
-        """Whether the whole command is meant."""
+        """Return True when the whole command matches."""
         return re.fullmatch(self.pattern, " ".join(command.words)) is not None
 
 
@@ -167,11 +167,11 @@ FATES = (
     ),
     Fate(pattern=r"nats .*", why_not="needs the program nats, which no test of ours has"),
 )
-"""The first that matches counts."""
+"""The first match counts."""
 
 
 def pages() -> list[Page]:
-    """Every Markdown page that git tracks, or would."""
+    """Every Markdown page that is tracked or untracked and not ignored by git."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
@@ -183,18 +183,18 @@ def pages() -> list[Page]:
 
 
 def is_history(page: str) -> bool:
-    """Whether the page tells what was, so that its commands need not work."""
+    """Return True for a page of history, whose commands need not work."""
     return page.startswith(HISTORY)
 
 
 def commands(found: list[Page] | None = None) -> list[Command]:
-    """Every command of the pages that tell what is."""
+    """Return every command of the pages, except pages of history."""
     looked = pages() if found is None else found
     return [one for page in looked if not is_history(page.name) for one in page.commands]
 
 
 def fate_of(command: Command) -> Fate | None:
-    """Who runs the command; a mark on the page says that nobody does."""
+    """Return the entry for the command; a mark on the page gives the reason for not running it."""
     if command.mark:
         return Fate(pattern="", why_not=command.mark)
     if command.inline and is_form(command):
@@ -203,7 +203,7 @@ def fate_of(command: Command) -> Fate | None:
 
 
 def is_form(command: Command) -> bool:
-    """Whether a command within a sentence only shows what one looks like, or names it."""
+    """Return True when a command within a sentence only shows a form, or names a command."""
     words = command.words
     if re.search("[…<]", command.text) or any(re.fullmatch(r"[A-Z]{3,}", word) for word in words):
         return True
@@ -214,12 +214,12 @@ def is_form(command: Command) -> bool:
 
 
 def to_run(test: tuple[str, str]) -> list[Command]:
-    """Commands that ``test`` has to run."""
+    """Return the commands that ``test`` has to run."""
     return [one for one in commands() if (fate := fate_of(one)) and fate.run_by == test]
 
 
 def problems(found: list[Page]) -> Iterator[str]:
-    """All that is wrong."""
+    """Return all problems."""
     yield from link_problems(found)
     for page in found:
         if is_history(page.name):
@@ -243,7 +243,7 @@ def problems(found: list[Page]) -> Iterator[str]:
 
 
 def link_problems(found: list[Page]) -> Iterator[str]:
-    """Links to files that are not there, or to headings that a page does not have."""
+    """Return links to missing files, or to missing headings of a page."""
     anchors = {page.name: page.anchors for page in found}
     for page in found:
         for link in page.links:
@@ -269,7 +269,7 @@ def _joined(page: str, path: str) -> str:
 
 
 def command_problem(command: Command) -> str:
-    """Why the command would not be taken as it stands; empty when it would."""
+    """Return the reason why the command would be rejected; empty when it is valid."""
     try:
         words = [STAND_INS.get(word, word) for word in command.words]
     except ValueError as error:
@@ -283,7 +283,7 @@ def command_problem(command: Command) -> str:
 
 
 def arguments_problem(command: Command, words: list[str]) -> str:
-    """What the program's own parser says, where it can be asked without doing anything."""
+    """Return the error of the program's own parser, where it can parse without acting."""
     if command.program == "hamictl":
         problem = hamictl_problem(words[2:] if words[0] == "kubectl" else words[1:])
         return "" if command.inline and problem.startswith("Missing") else problem
@@ -299,7 +299,7 @@ def arguments_problem(command: Command, words: list[str]) -> str:
 
 
 def hamictl_problem(words: list[str]) -> str:
-    """What hamictl's own parser says, without doing anything."""
+    """Return the error of hamictl's own parser, without running the command."""
     with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
         for leaf in _leaves(hamictl_main):
             stack.enter_context(mock.patch.object(leaf, "callback", _nothing))
@@ -336,7 +336,7 @@ def recipes() -> frozenset[str]:
 
 
 def dev_problem(words: list[str]) -> str:
-    """Whether there is such a recipe, and its program takes the arguments."""
+    """Return an error when the recipe does not exist, or its program rejects the arguments."""
     if not words:
         return ""
     recipe, *rest = words
@@ -366,7 +366,7 @@ def test_problem(words: list[str]) -> str:
 
 
 def pytest_problem(words: list[str]) -> str:
-    """Files that pytest is to run must be there; ``x`` and ``name`` stand for any."""
+    """Return an error for missing files of a pytest command; allows ``x`` and ``name``."""
     for word in words:
         path = word.partition("::")[0]
         if path.startswith("tests/") and path != "tests/unit/x.py" and not (ROOT / path).exists():
@@ -377,15 +377,15 @@ def pytest_problem(words: list[str]) -> str:
 
 
 class _Taken(BaseException):
-    """The arguments were read; nothing is to be done with them."""
+    """The arguments were parsed; stops the program before it acts."""
 
 
 def module_problem(module: str, words: list[str]) -> str:
-    """What the parser of ``python -m module`` says of ``words``, without doing anything."""
+    """Return the error of the parser of ``python -m module`` for ``words``, without acting."""
     if find_spec(module) is None:
         return f"there is no module {module}"
     if module.startswith("hami_") and module.split(".", maxsplit=1)[0] != "hami_sim":
-        return ""  # services are run as they stand, by ``OFFLINE_TESTS``
+        return ""  # ``OFFLINE_TESTS`` run services unchanged
     told = io.StringIO()
     read_arguments = argparse.ArgumentParser.parse_args
 
@@ -412,13 +412,13 @@ def module_problem(module: str, words: list[str]) -> str:
 
 
 def snippet_problem(snippet: Snippet) -> str:
-    """What is wrong with a block that is not a command."""
+    """Return the problem of a block that is not a command."""
     check = CHECKS.get(snippet.language)
     return f"nobody checks {snippet.language}" if check is None else check(snippet.text)
 
 
 def json_problem(text: str) -> str:
-    """Whether it is JSON."""
+    """Return an error when the block is not JSON."""
     try:
         json.loads(text)
     except ValueError as error:
@@ -427,7 +427,7 @@ def json_problem(text: str) -> str:
 
 
 def python_problem(text: str) -> str:
-    """Whether it is Python; docs/adding-a-vendor.md is also run, by its contract test."""
+    """Return an error when the block is not Python."""
     try:
         compile(textwrap.dedent(text), "snippet", "exec")
     except SyntaxError as error:
@@ -436,7 +436,7 @@ def python_problem(text: str) -> str:
 
 
 def toml_problem(text: str) -> str:
-    """Whether the file that it is about takes it: devices, queues, or a service's settings."""
+    """Validate TOML as its file: devices, queues, or a service's settings."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -451,13 +451,13 @@ def toml_problem(text: str) -> str:
     except SettingsInvalid as error:
         return str(error)
     refused = [settings_problem(text, module) for _, module, _ in SERVICES]
-    # The service that knows the outermost word is the one that is meant.
+    # The service that has the outermost key is the intended one.
     meant = [text for text in refused if not re.match(r"setting \w+: is not a known key", text)]
     return "" if "" in refused else min(meant or refused, key=len)
 
 
 def settings_problem(text: str, module: str) -> str:
-    """What the settings of one service say of the file."""
+    """Return the error of one service's settings for the file."""
     struct = next(struct for _, name, struct in SERVICES if name == module)
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
         file.write(text)
@@ -471,7 +471,7 @@ def settings_problem(text: str, module: str) -> str:
 
 
 def yaml_problem(text: str) -> str:
-    """Whether admission takes the pods, and the keys of quotas are names of ours."""
+    """Return an error when admission rejects the pods, or a key of a quota is not ours."""
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except yaml.YAMLError as error:
@@ -496,7 +496,7 @@ def _document_problem(document: dict[str, Any]) -> str:
 
 
 def _pod_of(document: dict[str, Any]) -> dict[str, Any]:
-    """A whole pod around what is shown of one."""
+    """Complete a partial pod of a page to a whole pod."""
     if "template" in document.get("spec", {}):
         return _pod_of(document["spec"]["template"])
     if "limits" in document:
@@ -535,12 +535,51 @@ def _quota_problem(document: dict[str, Any]) -> str:
 
 
 def _taken_elsewhere(text: str) -> str:
-    """Recipes are run by tests/integration/monitoring/test_expressions.py."""
+    """Accept recipes: tests/integration/monitoring/test_expressions.py runs them."""
     return "" if text.strip() else "is empty"
+
+
+_NODE = r"\w+(?:[\[({]+[^\[\](){}]*[\])}]+)?"
+_MERMAID = {
+    "sequenceDiagram": (
+        r"autonumber|end|(?:participant|actor) \w+(?: as .+)?"
+        r"|(?:alt|else|opt|loop|par|and|rect)\b.*|(?:activate|deactivate) \w+"
+        r"|Note (?:over|left of|right of) \w+(?:, ?\w+)?: .+"
+        r"|\w+ ?(?:-|--)(?:>>|>|x|\))[+-]? ?\w+: .+"
+    ),
+    "flowchart": (
+        r"end|subgraph .+|direction (?:TB|TD|LR|RL|BT)|(?:classDef|class|style|linkStyle) .+"
+        rf"|{_NODE}(?: (?:&|-->|---|-.->|==>)(?:\|[^|]+\|)? {_NODE})*"
+    ),
+    "stateDiagram-v2": (
+        r"direction (?:TB|LR)|state .+|}|\w+: .+"
+        r"|(?:\w+|\[\*\]) --> (?:\w+|\[\*\])(?:: .+)?"
+    ),
+}
+"""Kinds of figure that pages may have, with the lines that each kind may have."""
+
+
+def mermaid_problem(text: str) -> str:
+    """Return an error for an invalid line of a figure, or an undeclared participant."""
+    head, *lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    kind = head.split()[0]
+    if kind not in _MERMAID:
+        return f"{kind}: not a kind of figure; write one of {', '.join(_MERMAID)}"
+    for line in lines:
+        if not line.startswith("%%") and not re.fullmatch(_MERMAID[kind], line):
+            return f"{kind} has no line like {line!r}"
+    if kind == "sequenceDiagram":
+        declared = set(re.findall(r"^\s*(?:participant|actor) (\w+)", text, re.MULTILINE))
+        sent = re.findall(r"^\s*(\w+) ?--?(?:>>|>|x|\))[+-]? ?(\w+):", text, re.MULTILINE)
+        unknown = sorted({name for pair in sent for name in pair} - declared)
+        if unknown:
+            return f"participants without declaration: {', '.join(unknown)}"
+    return ""
 
 
 CHECKS: dict[str, Callable[[str], str]] = {
     "json": json_problem,
+    "mermaid": mermaid_problem,
     "promql": _taken_elsewhere,
     "python": python_problem,
     "toml": toml_problem,
@@ -549,7 +588,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
 
 
 def main() -> int:
-    """Tell what is wrong, and who runs what; the exit code."""
+    """Print the problems, and the commands per test; return the exit code."""
     parser = argparse.ArgumentParser(description="Check the pages.")
     parser.add_argument("--list", action="store_true", help="name every command with its fate")
     options = parser.parse_args()

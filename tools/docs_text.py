@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Reads Markdown: commands, snippets, links and headings of a page. Decides nothing about them.
+r"""Reads Markdown: commands, snippets, links and headings of a page, without judging them.
 
-Conventions of our pages. A fenced block ``sh`` holds commands, one a line; ``\`` at its end joins
-the next. In a block ``console`` lines that begin with ``$ `` are commands, the others what they
-print. An indented line or a piece of inline code is a command when it begins with one of
-``PROGRAMS``. A comment ``<!-- not run: REASON -->`` before a block says why nothing runs it. Lines
-are counted from 1.
+Conventions of our pages. A fenced block ``sh`` contains commands, one a line; ``\`` at its end
+joins the next. In a block ``console`` lines that begin with ``$ `` are commands, the others their
+output. An indented line or a piece of inline code is a command when it begins with one of
+``PROGRAMS``. A comment ``<!-- not run: REASON -->`` before a block gives the reason for not running
+it. Lines are counted from 1.
 """
 
 import re
@@ -33,15 +33,15 @@ class Command:
     line: int
     text: str
     mark: str = ""
-    """Why nothing runs it, as the page says; empty: something does."""
+    """Reason on the page for not running it; empty: a test runs it."""
     inline: bool = False
-    """It stands within a sentence or a table."""
+    """It is part of a sentence or a table."""
     printed: tuple[str, ...] = ()
-    """What the page says that it prints."""
+    """Output that the page shows for it."""
 
     @property
     def words(self) -> list[str]:
-        """As a shell would split it; what stands after a pipe or ``>`` is left out."""
+        """Words as a shell would split them, up to a pipe or ``>``."""
         words: list[str] = []
         for word in shlex.split(self.text, comments=True):
             if word in ("|", ">", ">>", "&&", ";"):
@@ -86,7 +86,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What there is to check in a page."""
+    """Checkable content of a page."""
 
     name: str
     commands: tuple[Command, ...]
@@ -123,7 +123,7 @@ def parse(text: str, *, name: str) -> Page:
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Every line but fences, with the block that it stands in."""
+    """Yield every line except fences, with the block that contains it."""
     fence, language, mark = "", None, ""
     for number, line in enumerate(text.splitlines(), start=1):
         found = _FENCE.match(line.strip())
@@ -163,7 +163,7 @@ def _commands(lines: list[_Line], name: str) -> Iterator[Command]:
 
 
 def _begins(line: _Line, text: str) -> str:
-    """The command that a line of a block begins, if it does."""
+    """Return the command that a line of a block begins, if any."""
     if line.language == "console":
         return text.removeprefix("$ ") if text.startswith("$ ") else ""
     if line.language in ("sh", "bash"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every generator of committed files; with ``--check`` only tells whether a file would change.
+"""Runs every generator of committed files; with ``--check`` only reports files that would change.
 
 A generator is a program that writes its files, and with ``--check`` writes nothing and exits with 1
 when a file differs. Each is registered once, in ``GENERATORS``.
@@ -17,16 +17,18 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
+    ("default interfaces in docs/drivers.md, from the drivers", "tools/gen_drivers.py"),
     ("facts in docs/vendors/, from vendors, drivers and examples", "tools/gen_vendor_pages.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("tables of docs/settings.md, from the settings", "tools/gen_settings.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
     ("the catalogue in docs/metrics.md, from the services' metrics", "tools/gen_metrics.py"),
     ("dashboards and rules in deploy/kustomize/components/", "tools/gen_monitoring.py"),
+    ("the command table of docs/hamictl.md, from hamictl's help", "tools/gen_hamictl.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )
-"""What is generated, and by which program."""
+"""Generated content, and the program that generates it."""
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ def agent_codes() -> str:
 
 
 def transitions() -> str:
-    """Every change of state, who writes it and why."""
+    """Every change of state, with its writer and reason."""
     rows = ["| from | to | written by | meaning |", "| --- | --- | --- | --- |"]
     rows += [f"| {a} | {b} | {t.writer} | {t.meaning} |" for (a, b), t in TRANSITIONS.items()]
     return "\n".join(rows)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates what deploy/kustomize/base must say of resource names, from the vendors' catalog.
+"""Generates the files of deploy/kustomize/base with resource names, from the vendors' catalog.
 
 The webhook's configuration, the admission policies, and the list of managed resources in
-kube-scheduler's configuration, all for the default names. Who configures other names renders his
-own: ``python -m hami_webhook --render-configuration``.
+kube-scheduler's configuration, all for the default names. For other
+names, render your own: ``python -m hami_webhook --render-configuration``.
 
 python tools/gen_deploy.py            write the files
 python tools/gen_deploy.py --check    exit 1 when one differs

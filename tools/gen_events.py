@@ -38,7 +38,7 @@ HEADER_TEXTS = {
     "content-type": "Format of the payload.",
     "traceparent": "W3C Trace Context of the pod's trace; absent where there is none.",
 }
-"""Meaning of each header that ``event_headers`` makes."""
+"""Meaning of each header that ``event_headers`` creates."""
 
 Document = dict[str, Any]
 
@@ -64,7 +64,7 @@ def payload_schema(family: EventFamily) -> Document:
 
 
 def _described(struct: type[msgspec.Struct], schema: Document) -> Document:
-    """The schema with the texts of the fields' docstrings."""
+    """Return the schema with the docstrings of the fields as descriptions."""
     texts = field_texts(struct)
     properties = {
         name: {**value, "description": texts[name]} if name in texts else value
@@ -75,7 +75,7 @@ def _described(struct: type[msgspec.Struct], schema: Document) -> Document:
 
 
 def _structs(struct: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    """The Struct and all that its fields hold."""
+    """Return the Struct and all Structs in its fields."""
     found: dict[type, None] = {}
     waiting: list[Any] = [msgspec.inspect.type_info(struct)]
     while waiting:
@@ -225,7 +225,7 @@ def page_tables() -> str:
 
 
 def page(old: str) -> str:
-    """docs/events.md with its generated part made anew."""
+    """docs/events.md with its generated part regenerated."""
     head, _, rest = old.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{page_tables()}\n\n{END}{tail}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the catalogue in docs/metrics.md from the services' metrics; ``--check`` only compares.
+"""Writes the catalog in docs/metrics.md from the services' metrics; ``--check`` only compares.
 
 Everything between the markers ``generated: catalogue`` and ``end of generated part`` belongs to
-this program. A name that stands in two places, or has no text, ends it.
+this program. A name that occurs twice, or has no help text, is an error.
 """
 
 import sys
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """By the end of the name, as the names are made."""
+        """Return the unit from the suffix of the name."""
         base = self.name.removesuffix("_total")
         for end, unit in _UNITS:
             if base.endswith(end):
@@ -111,7 +111,7 @@ def rows() -> list[Row]:
 
 
 def _own(service: str, metrics: object) -> list[Row]:
-    """What a service declares with the client library, which has no public way to read it back."""
+    """Return the metrics of a service; the client library has no public way to read them back."""
     found = []
     for one in vars(metrics).values():
         if isinstance(one, MetricWrapperBase):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the Grafana dashboards and the PrometheusRule of deploy/; ``--check`` only compares.
 
-Dashboards stand below as data: what a panel shows, in which unit, by which expressions. Scheduler
-replicas all show the same devices, so each expression on those takes the maximum over replicas
-first. Expressions are for Prometheus 2.42 and newer; each is evaluated by a test on a running
-cluster (tests/integration/monitoring).
+Dashboards are defined below as data: title, unit and expressions of each panel. Scheduler replicas
+all show the same devices, so each expression on those takes the maximum over replicas first.
+Expressions are for Prometheus 2.42 and newer; each is evaluated by a test on a running cluster
+(tests/integration/monitoring).
 """
 
 import json
@@ -31,7 +31,7 @@ Panel = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 def once(metric: str, *by: str) -> str:
-    """A metric of devices or shares without the replicas that repeat it."""
+    """Return a metric of devices or shares, deduplicated over replicas."""
     return f"max by ({', '.join(by)}) ({metric})"
 
 

@@ -3,7 +3,7 @@
 
 Everything between the markers ``generated: settings`` and ``end of generated part`` belongs to this
 program: the settings that all services share, those of each service, the vendors' section, the
-device configuration and the queues file. What a change in the file does comes from ``HOT``. A
+device configuration and the queues file. The effect of a change in the file comes from ``HOT``. A
 setting without text is shown without one.
 """
 
@@ -62,7 +62,7 @@ class Row(typing.NamedTuple):
 def rows(
     struct: type[Struct], *, path: str = "", without: frozenset[str] = frozenset()
 ) -> Iterator[Row]:
-    """Every setting of ``struct``, those of Structs inside with their full paths."""
+    """Return every setting of ``struct``, those of nested Structs with their full paths."""
     texts: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if issubclass(base, Struct) and base is not Struct:
@@ -90,7 +90,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def is_hot(path: str, hot: frozenset[str]) -> bool:
-    """Whether ``path`` or something around it is hot."""
+    """Return True when ``path`` or a setting that contains it is hot."""
     parts = path.split(".")
     return any(".".join(parts[: end + 1]) in hot for end in range(len(parts)))
 

@@ -39,13 +39,13 @@ class Symbols(NamedTuple):
 
     reasons: dict[str, str]
     hooks: list[tuple[str, int, str, str]]
-    """Name, version to ask for (0: NVML), class, what for."""
+    """Name, version to ask for (0: NVML), class, purpose."""
     passed: list[tuple[str, str]]
     """Name and reason of every other entry point."""
 
 
 def read(text: str) -> Symbols:
-    """The list in ``text``; ValueError for a line of it that is not understood."""
+    """Parse the list in ``text``; ValueError for an invalid line."""
     hooks = [(name, int(since or 0), kind, why) for name, since, kind, why in _HOOK.findall(text)]
     passed = [*_CALL.findall(text), *_PASS.findall(text)]
     reasons = dict(_REASON.findall(text))

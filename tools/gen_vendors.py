@@ -5,17 +5,26 @@ import sys
 from pathlib import Path
 
 from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.enflame import EnflameSettings
 from hami_common.vendors.protocol import ResourceNames, Vendor
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "vendors.md"
 END = "<!-- end of generated part -->"
+HEADINGS = (
+    "vendor",
+    "scheduled",
+    "memory enforced by",
+    "compute enforced by",
+    "partitioned by",
+    "verified on",
+)
 
 
 def capabilities(vendors: tuple[Vendor, ...]) -> str:
-    """What works for each vendor; an empty cell says no."""
+    """Capabilities of each vendor; an empty cell means no."""
     rows = [
-        "| vendor | placed | memory held by | compute held by | partitioned by | verified on |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| {' | '.join(HEADINGS)} |",
+        f"|{' --- |' * len(HEADINGS)}",
     ]
     for vendor in vendors:
         can = vendor.capability
@@ -43,15 +52,20 @@ def resources(vendors: tuple[Vendor, ...]) -> str:
 
 
 def _row(vendor: str, family: ResourceNames) -> str:
-    unit = "" if not family.memory else _unit(family.memory_unit_mib)
+    unit = unit_of(family) if family.memory else ""
     memory = " ".join(filter(None, (family.memory, family.memory_percentage)))
     names = (f"`{name}`" if name else "" for name in (family.count, memory, unit, family.cores))
     count, memory, _, cores = names
     return f"| {vendor} | {count} | {memory} | {unit} | {cores} |".replace("|  ", "| ")
 
 
-def _unit(mib: int) -> str:
-    return {1: "MiB", 1024: "GiB"}.get(mib, f"{mib} MiB")
+def unit_of(family: ResourceNames) -> str:
+    """Unit of the memory resource, as a reader writes it."""
+    enflame = EnflameSettings()
+    if family.memory == enflame.resource_memory_name:
+        return f"GiB up to {enflame.memory_gib_most}, MiB above"
+    mib = family.memory_unit_mib
+    return {0: "percent of a device", 1: "MiB", 1024: "GiB"}.get(mib, f"{mib} MiB")
 
 
 def replaced(text: str, name: str, table: str) -> str:

@@ -75,7 +75,7 @@ def _texts(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def _metas(annotation: object) -> list[msgspec.Meta]:
-    """Constraints of the type itself, not of what it holds."""
+    """Constraints of the type itself, not of its items."""
     if typing.get_origin(annotation) is not typing.Annotated:
         return []
     return [meta for meta in typing.get_args(annotation)[1:] if isinstance(meta, msgspec.Meta)]
@@ -137,7 +137,7 @@ def ranges() -> str:
 
 
 def type_text(annotation: object) -> str:
-    """A type as readers of JSON think of it."""
+    """Name of a type for readers of JSON."""
     annotation = _bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:

@@ -48,7 +48,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Loads as ``safe_load`` does; the one in C is ten times as fast and not on every machine."""
+"""Loads as ``safe_load`` does; the C version is ten times as fast and not always installed."""
 
 
 class Problem(Exception):
@@ -56,7 +56,7 @@ class Problem(Exception):
 
 
 class Pinned(NamedTuple):
-    """One image of the overlay, and what runs as it."""
+    """One image of the overlay, and its replacement."""
 
     image: str
     name: str
@@ -139,7 +139,7 @@ def _images(document: dict[str, Any] | None) -> Iterator[str]:
 
 
 def pin(image: str, reference: str) -> Pinned:
-    """One image from its reference; the registry is asked only where no digest is given."""
+    """Pin one image by its reference; asks the registry only when no digest is given."""
     named, _, archive = reference.partition(",")
     match = _NAME.fullmatch(named)
     if match is None:

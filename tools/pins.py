@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps ``requirements/*.txt`` (exact versions with hashes) in step with ``*.in`` and the members.
 
-``write`` compiles them anew and needs a package index. ``check`` needs none: it reads the files and
-says what does not fit together. Neither writes nor accepts an address of an index.
+``write`` compiles them again and needs a package index. ``check`` needs none: it reads the files
+and reports inconsistencies. Neither writes nor accepts an address of an index.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def check(root: Path) -> list[str]:
-    """What does not fit together in the repository at ``root``, one sentence each."""
+    """Return the inconsistencies in the repository at ``root``, one sentence each."""
     folder = root / "requirements"
     problems: list[str] = []
     pins_by_set: dict[str, list[Pin]] = {}
@@ -98,7 +98,7 @@ def check(root: Path) -> list[str]:
 
 
 def parse_pins(text: str) -> Iterator[Pin]:
-    """All pins of a compiled file; lines that are no pin are left to ``check``."""
+    """All pins of a compiled file; ``check`` judges lines that are no pin."""
     for line in text.replace("\\\n", " ").splitlines():
         found = _PIN.match(line)
         if found:

@@ -12,13 +12,13 @@
 A gate is a recipe of the justfile's group "gate". A tier is one pytest run over tests/<tier>; all
 run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
-because HAMI_REQUIRE_CLUSTER=1; else the summary says why not. It also names the versions of what
-was tested on. The last line counts tests, with failed gates among the failures.
+because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. It also names the versions of
+the tested platform. The last line counts tests, with failed gates among the failures.
 
-Tiers with real processes and real time (all but unit) run a few failed tests once more, alone: one
-that passes then is told as "flaked", by name, with its first failure printed above. More than
-``FLAKES_OF_ALL_MOST`` of them in a run are failures. A flake is a defect to be mended: of the test,
-or of what it tests; it must not hide what else a change did.
+Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
+passes then is reported as "flaked", by name, with its first failure printed above. More than
+``FLAKES_OF_ALL_MOST`` of them in a run are failures. A flake is a defect to be fixed, in the test
+or in the tested code; it must not hide other effects of a change.
 """
 
 import argparse
@@ -49,7 +49,7 @@ JUST = str(Path(sys.executable).parent / "just")
 TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
 
 REAL = "e2e-real"
-"""The end-to-end tests once more, on the real control plane."""
+"""The end-to-end tests on the real control plane."""
 DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
@@ -60,21 +60,22 @@ DEAL = {
     "e2e": "loadfile",
     REAL: "loadfile",
 }
-"""How a tier's tests are dealt out to one worker per core: singly, or by file where the fixtures of
-a file are dear. Tests marked ``alone`` run afterwards, on one worker."""
+"""Distribution of a tier's tests to one worker per core: singly, or by file where the fixtures of a
+file are expensive. Tests marked ``alone`` run afterwards, on one worker.
+"""
 ORDER = {"e2e": ("--no-loadscope-reorder",), REAL: ("--no-loadscope-reorder",)}
-"""Tiers that say themselves which files come first; else those with most tests do."""
+"""Tiers that define the order of their files; in others, files with the most tests come first."""
 ALONE = frozenset({"native"})
-"""Tiers that have tests so marked."""
+"""Tiers with tests marked ``alone``."""
 
 RUN_AGAIN = frozenset(
     {"property", "contract", "native", "integration", "attack", "e2e", "e2e-real"}
 )
 """Tiers whose tests share the machine with real processes."""
 FLAKES_MOST = 3
-"""Failed tests of a tier that are run again; with more, something is broken."""
+"""Failed tests of a tier that are retried; with more, the failure is systematic."""
 FLAKES_OF_ALL_MOST = 5
-"""Tests of a whole run that may have flaked."""
+"""Tests of a whole run that may be flaky."""
 
 RUNTIME = ("containerd", "runc")
 VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
@@ -87,7 +88,7 @@ PYTEST_RAN = (0, 1)
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What one gate or tier did."""
+    """Result of one gate or tier."""
 
     name: str
     passed: int = 0
@@ -96,14 +97,14 @@ class Outcome:
     seconds: float = 0.0
     skip_reasons: Counter[str] = field(default_factory=Counter)
     flaked: list[str] = field(default_factory=list)
-    """Tests that failed beside others and passed alone; they are among ``passed``."""
+    """Tests that failed beside others and passed alone; included in ``passed``."""
     failed_names: list[str] = field(default_factory=list)
     measured: dict[str, str] = field(default_factory=dict)
-    """What tests tell of themselves, by ``record_property``."""
+    """Measurements of tests, by ``record_property``."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run what ``arguments`` ask for; returns the exit code."""
+    """Run the gates and tiers that ``arguments`` name; return the exit code."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gates", action="store_true")
     parser.add_argument("--plane", choices=("sim", "real"))
@@ -165,7 +166,7 @@ def _run_fresh(tiers: list[str], *, minutes: float) -> int:
 def _build_native() -> None:
     """Compile the limiter and the fake drivers now, not in the time of the first test.
 
-    What does not compile is told by the tests that need it.
+    Compile errors are reported by the tests that need the library.
     """
     for tool in ("tools.build_native", "tools.build_native_fakes"):
         subprocess.run(
@@ -174,7 +175,7 @@ def _build_native() -> None:
 
 
 def _run_gates() -> list[Outcome]:
-    """All gates, as many at a time as there are cores: they read the tree and change nothing."""
+    """Run all gates, as many at a time as there are cores: they only read the tree."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_run_gate, gate_names()))
 
@@ -208,7 +209,7 @@ def _run_gate(name: str) -> Outcome:
 
 
 def _provide_cluster(*, required: bool) -> str:
-    """Tell all children where the real control plane's programs are; else the reason why not."""
+    """Export the path of the real control plane's programs; else return the reason."""
     try:
         found = build.build() if required else build.find()
     except build.BuildFailed as error:
@@ -248,7 +249,7 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
 def _run_part(
     tier: str, part: str, options: list[str], chosen: list[str], *, is_alone: bool
 ) -> Outcome:
-    """One pytest run, and a second one of the few that failed."""
+    """Run pytest once, and again for a few failed tests."""
     report = RESULTS / f"{part}.xml"
     report.unlink(missing_ok=True)
     started_s = time.monotonic()
@@ -273,7 +274,7 @@ def _run_part(
 
 
 def add(first: Outcome, second: Outcome) -> Outcome:
-    """What two parts of one tier did."""
+    """Add the results of two parts of one tier."""
     first.passed += second.passed
     first.failed += second.failed
     first.skipped += second.skipped
@@ -286,7 +287,7 @@ def add(first: Outcome, second: Outcome) -> Outcome:
 
 
 def _run_again(first: Outcome, command: list[str], report: Path) -> tuple[Outcome, int]:
-    """Run the failed tests alone, one after the other; the outcome of both runs together."""
+    """Run the failed tests alone, one after the other; return the outcome of both runs together."""
     print(f"\n--- {first.name}: the {first.failed} that failed, alone", flush=True)
     again = report.with_suffix(".again.xml")
     again.unlink(missing_ok=True)
@@ -299,10 +300,10 @@ def _run_again(first: Outcome, command: list[str], report: Path) -> tuple[Outcom
 
 
 def merge(first: Outcome, second: Outcome) -> Outcome:
-    """What failed first counts as passed, and flaked, when the second run shows that it passed."""
+    """Count a failed test as passed, and flaked, when the second run shows that it passed."""
     still = set(second.failed_names) & set(first.failed_names)
     if second.passed + second.failed < first.failed:
-        return first  # not all of them ran again: nothing is known
+        return first  # incomplete second run: no conclusion
     first.flaked = [name for name in first.failed_names if name not in still]
     first.passed += len(first.flaked)
     first.failed -= len(first.flaked)
@@ -361,7 +362,7 @@ def _print_skips(outcomes: list[Outcome]) -> None:
 
 
 def _print_flakes(outcomes: list[Outcome]) -> int:
-    """Name the tests that flaked; how many they are."""
+    """Name the tests that flaked, and their number."""
     flaked = [(outcome.name, name) for outcome in outcomes for name in outcome.flaked]
     for tier, name in flaked:
         print(f"FLAKED in {tier}: {name} failed among others and passed alone; mend it")

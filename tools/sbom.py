@@ -3,12 +3,13 @@
 
     python -m tools.sbom --out DIR
 
-``hami-images.cdx.json`` is what all images have in common: our packages and those of
-requirements/runtime.txt. ``hami-build.cdx.json`` is what builds and tests them, those of
-requirements/dev.txt. A package has every SHA-256 that its pin allows, one per published file, as an
-installation with ``--require-hashes`` checks them. With ``SOURCE_DATE_EPOCH`` (Unix seconds) equal
-sources give equal bytes. What a base image brings is not in them: scan the built image for that
-(docs/supply-chain.md).
+``hami-images.cdx.json`` lists the common content of all images: our packages and those of
+
+requirements/runtime.txt. ``hami-build.cdx.json`` lists the packages that build
+and test them, those of requirements/dev.txt. A package has every SHA-256 that its pin
+allows, one per published file, as an installation with ``--require-hashes`` checks them. With
+``SOURCE_DATE_EPOCH`` (Unix seconds) equal sources give equal bytes. Packages of a base image are
+not in them: scan the built image for those (docs/supply-chain.md).
 """
 
 import argparse
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = {"hami-images": "runtime", "hami-build": "dev"}
 """By name of the bill: the set of requirements that it lists."""
 SIMULATOR = "hami-sim"
-"""The one package of ours that no image has."""
+"""The one package of ours that is in no image."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +80,7 @@ def component(pin: Pin) -> Component:
     return Component(
         name=pin.name,
         version=version,
-        # A version may be pinned once per kind of machine.
+        # A version may be pinned once per platform.
         bom_ref=f"{url}#{hashlib.sha256(pin.marker.encode()).hexdigest()[:8]}",
         purl=url,
         external_references=[files],

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the virtual environment `.venv` from the pinned, hashed requirements; `./dev` calls it.
+"""Creates the virtual environment `.venv` from the pinned, hashed requirements; `./dev` calls it.
 
 Order: take the lock, make the environment, fetch the installer with pip, install the pins, install
 the workspace members in editable form, and write the stamp last. The stamp is a hash of all inputs,
-so a warm start only compares hashes, and an environment without a stamp was interrupted and is made
-anew. The lock is a kernel lock on a file: when its owner dies it is free at once, and of two starts
-at the same time one waits and then finds the work done.
+so a warm start only compares hashes, and an environment without a stamp was interrupted and is
+re-created. The lock is a kernel lock on a file: when its owner dies it is free at once, and of two
+concurrent starts one waits and then finds the work done.
 
 Runs on any Python 3.11 with the standard library alone, because nothing is installed yet.
 """
@@ -33,7 +33,7 @@ EXIT_DEPENDENCY = 3
 
 
 def main() -> int:
-    """Check or make the environment; returns the process's exit code."""
+    """Check or create the environment; return the process's exit code."""
     parser = argparse.ArgumentParser(description="Make .venv from the pinned requirements.")
     parser.add_argument(
         "--is-current",
@@ -81,7 +81,7 @@ def _wanted_stamp() -> str:
 
 
 def _place() -> str:
-    # Scripts of an environment hold its absolute path: one that was moved is made anew.
+    # Scripts of an environment contain its absolute path: a moved environment is re-created.
     return hashlib.sha256(os.fsencode(VENV)).hexdigest()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The part of nvidia-ml-py that hami_nodeagent.drivers.{nvidia,mig} use; it ships no types.
+# The part of nvidia-ml-py that hami_nodeagent.drivers.nvidia.{nvml,mig} use; it ships no types.
 # ruff: noqa: N801, N802, N803, N815, N816 -- names are the library's
 
 import ctypes
