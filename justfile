@@ -72,7 +72,7 @@ types:
 imports:
     lint-imports --no-logo --cache-dir .cache/import-linter
 
-# make the generated files anew
+# regenerate the generated files
 [group('check')]
 gen:
     python -m tools.gen

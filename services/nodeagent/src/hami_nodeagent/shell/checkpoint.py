@@ -52,8 +52,8 @@ class Checkpoint:
         self._modes = directory / "modes.json"
         self._renderings = directory / "renderings"
         self.devices_turn = anyio.Lock()
-        """Held by whoever collects and stores the devices: vendors do it at the same time, and the
-        last file written must have the newest of each."""
+        """Held while devices are collected and stored: vendors do so concurrently, and the last
+        file written must have the newest devices of each."""
 
     def load_grants(self) -> GrantBook:
         """The grants of the last run."""
@@ -74,7 +74,7 @@ class Checkpoint:
         _write(self._devices, encode(DevicesFile(version=FILE_VERSION, vendors=vendors)))
 
     def limits_file(self, pod_uid: str, container: str) -> Path:
-        """Where the limits file of a container is, if this agent wrote it."""
+        """Return the path of a container's limits file, if this agent wrote it."""
         return self._limits / pod_uid / container / limits.FILE_NAME
 
     def load_partitions(self) -> JournalFile | None:
@@ -100,18 +100,18 @@ class Checkpoint:
         directory = self._limits / grant.pod_uid / grant.container
         directory.mkdir(parents=True, exist_ok=True)
         for part in (self._limits, directory.parent, directory):
-            part.chmod(0o755)  # read by the container's user, whoever that is
+            part.chmod(0o755)  # any user of a container reads it
         _write(directory / limits.FILE_NAME, text.encode(), mode=0o644)
         return directory
 
     def load_renderings(self) -> tuple[Rendering, ...]:
-        """What containers with partitions were given."""
+        """Return the stored renderings of containers with partitions."""
         files = sorted(self._renderings.glob("*/*.json"))
         found = [_load(path, Rendering) for path in files]
         return tuple(one for one in found if one is not None)
 
     def save_rendering(self, rendering: Rendering) -> None:
-        """Store what a container was given."""
+        """Store the rendering of a container."""
         directory = self._renderings / rendering.pod_uid
         directory.mkdir(parents=True, exist_ok=True)
         _write(directory / f"{rendering.container}.{rendering.vendor}.json", encode(rendering))

@@ -78,7 +78,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         request: api.Empty,
         context: _Context[api.Empty, api.DevicePluginOptions],
     ) -> api.DevicePluginOptions:
-        """What this plugin offers."""
+        """Return the plugin's options."""
         del request, context
         return self.options
 

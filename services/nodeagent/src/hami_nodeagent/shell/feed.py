@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the ledger records of this node into the picture (design D23).
+"""Copies the ledger records of this node into the agent's state (design D23).
 
-The last known records stay while the bus is away; only a ledger that was replaced by another one
-(``Reset``) empties the picture. Of two records of one pod the one with the higher sequence counts.
-A record that kubelet's call waits for is read from the bucket itself: the feed may have missed it,
-and whoever tells it all records again may be away.
+The last known records stay while the bus is unavailable; only a ledger that was replaced by another
+one (``Reset``) removes them. Of two records of one pod the one with the higher sequence is valid. A
+record that kubelet's call waits for is read directly from the bucket: the feed may have missed it,
+and the scheduler that repeats all records may be down.
 """
 
 import logging
@@ -34,7 +34,7 @@ class LedgerFeed:
     """Follows one node's part of the ledger."""
 
     def __init__(self, *, site: Site, feed: Feed, bucket: Bucket, publisher: Publisher) -> None:
-        """``bucket``: where the records that ``feed`` tells of are stored."""
+        """``bucket`` stores the records that ``feed`` delivers."""
         self._feed = feed
         self._bucket = bucket
         self._picture = site.picture
@@ -85,13 +85,13 @@ class LedgerFeed:
             await self._put_away_undecodable(stored)
 
     async def read_one(self, uid: str, *, timeout_s: float) -> None:
-        """Read the newest record of one pod; leaves what is known when the bus does not answer."""
+        """Read the newest record of one pod; keep the known one if the bus does not answer."""
         with anyio.move_on_after(timeout_s):
             try:
                 stored = await self._bucket.get(subjects.allocation_key(self._picture.node, uid))
                 if stored is not None:
                     self._enter(stored, _record(stored))
-            except HamiError as error:  # what does not decode is told when the feed brings it
+            except HamiError as error:  # the feed reports records that do not decode
                 _log.debug("record not read", extra={"problem": str(error)})
 
     def _take(self, stored: Stored) -> None:
@@ -130,7 +130,7 @@ class LedgerFeed:
         try:
             await put_away(self._publisher, letter)
         except HamiError as failure:
-            # The record stays in the ledger; the log and the metric have told.
+            # The record stays in the ledger; the log and the metric have reported it.
             _log.warning("dead letter not stored", extra={"problem": str(failure)})
 
 

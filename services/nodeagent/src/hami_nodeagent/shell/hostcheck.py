@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the node's files for what keeps devices from being shared well, and says what to do.
+"""Checks the node's files for problems with device sharing, and names the fix of each.
 
 Reads only, below the host's root file system as the agent sees it (``host_root``): configuration of
 the container runtime and of the vendor's toolkit, CDI specifications, kubelet's directory of
-plugins, the C library. What cannot be read is told as such, never taken for good. Calls block for
-as long as reads of small files take, so they run in a thread.
+plugins, the C library. A file that cannot be read is reported as such and never passes a check.
+Calls block for reads of small files, so they run in a thread.
 """
 
 import logging
@@ -100,7 +100,7 @@ class HostCheck:
     # --- kubelet ---------------------------------------------------------------------------------
 
     def kubelet(self) -> Finding:
-        """Whether kubelet has taken our plugins."""
+        """Check that kubelet has accepted our plugins."""
         missing = sorted(set(self._resources.values()) - self._site.picture.served)
         if missing:
             return self._say(
@@ -143,7 +143,7 @@ class HostCheck:
     # --- driver ----------------------------------------------------------------------------------
 
     def driver(self) -> Finding:
-        """Whether the driver is there, and not too old."""
+        """Check that the driver is loaded and recent enough."""
         known = self._site.picture.canonical_by_vendor.get(NVIDIA)
         try:
             text = (self._proc / "driver" / "nvidia" / "version").read_text(encoding="utf-8")
@@ -171,7 +171,7 @@ class HostCheck:
     # --- runtime and toolkit ---------------------------------------------------------------------
 
     def runtime_handler(self) -> Finding:
-        """Whether the container runtime knows the handler ``nvidia``."""
+        """Check that the container runtime has the handler ``nvidia``."""
         documents = list(self._runtime_files())
         if not documents:
             return self._say(
@@ -191,7 +191,7 @@ class HostCheck:
         )
 
     def toolkit(self) -> Finding:
-        """Whether the toolkit lets any container have devices by a variable or a mount.
+        """Check that the toolkit gives no container devices by a variable or a mount.
 
         A container without a share may take variables from a ConfigMap or its image, which
         admission does not see, so the toolkit must not accept them.
@@ -232,7 +232,7 @@ class HostCheck:
         )
 
     def cdi(self) -> Finding:
-        """Whether devices can be injected by name."""
+        """Check that devices can be injected by their CDI names."""
         if self._injection != "cdi":
             return self._say("cdi", "PASS", f"not needed: injection is {self._injection}")
         for name, document in self._runtime_files():
@@ -267,7 +267,7 @@ class HostCheck:
     # --- C library -------------------------------------------------------------------------------
 
     def glibc(self) -> Finding:
-        """Whether the host's C library is new enough."""
+        """Check that the host's C library is recent enough."""
         for name in C_LIBRARIES:
             try:
                 with (self._root / name).open("rb") as file:

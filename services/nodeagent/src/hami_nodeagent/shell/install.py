@@ -3,11 +3,11 @@
 
 Every file on the host is named by its content, ``libvgpu-<digest>.so`` and
 ``ld.so.preload-<digest>``, and is never written to again: a new version is a new file under a new
-name, made beside its place and renamed. What a running container maps therefore stays as it is,
-through restarts, upgrades and downgrades of the agent. Containers are shown one version by the
-mounts that ``Allocate`` answers with; nothing points to "the newest". A version is removed when no
-grant names it, no process maps it, and it has not been in use for a while; preload files, a line
-each, stay. Calls block; the caller runs them in a thread. Durations in seconds.
+name, written beside its place and renamed. The files that a running container maps therefore do not
+change through restarts, upgrades and downgrades of the agent. The mounts in the answer to
+``Allocate`` name one version; no link points to the newest one. A version is removed when no grant
+names it, no process maps it, and it was unused for a period; preload files, a line each, stay.
+Calls block; the caller runs them in a thread. Durations in seconds.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from hami_common.vendors.protocol import BindMount
 
 PRELOAD_PATH = "/etc/ld.so.preload"
 CONTAINER_LIBRARY = "/usr/local/vgpu/libvgpu.so"
-"""Where containers see the library: the place that existing tools know."""
+"""Path of the library in containers; existing tools expect it there."""
 _DIGITS = 16
 _ELF_SHARED_OBJECT = b"\x7fELF"
 _LIBRARY = re.compile(rf"libvgpu-[0-9a-f]{{{_DIGITS}}}\.so")
@@ -59,7 +59,7 @@ class Installed(Struct, frozen=True, kw_only=True):
 
     @property
     def mounts(self) -> tuple[BindMount, ...]:
-        """How a container is given this version."""
+        """Mounts that give a container this version."""
         return (
             BindMount(host_path=str(self.library), container_path=CONTAINER_LIBRARY),
             BindMount(host_path=str(self.preload), container_path=PRELOAD_PATH),
@@ -98,11 +98,11 @@ class Installer:
             ) from error
 
     def is_there(self, installed: Installed) -> bool:
-        """Whether the files are still where they were put."""
+        """Return true if the installed files still exist."""
         return installed.library.is_file() and installed.preload.is_file()
 
     def collect(self, *, keep: Collection[str], unused_for_s: float, now_s: float) -> list[str]:
-        """Remove versions that nobody needs and that were not touched for ``unused_for_s``.
+        """Remove versions that are unused and were not touched for ``unused_for_s``.
 
         ``keep`` are file names still wanted: the present version and those that grants name. A file
         that a process of the host maps is touched and stays. Returns the names removed.
@@ -143,7 +143,7 @@ class Installer:
         return library
 
     def _put(self, name: str, content: bytes, mode: int) -> Path:
-        """A file of this content under this name: the one that is there, or a fresh one."""
+        """Return the file of this name and content; write it if needed."""
         place = self._directory / name
         if _holds(place, content):
             os.utime(place)
@@ -164,12 +164,12 @@ class Installer:
 
 
 def mapped_inodes(proc: Path, inodes: frozenset[int]) -> frozenset[int] | None:
-    """Which of these files a process maps that we may look at; ``None`` when none can be seen.
+    """Return those of ``inodes`` that a readable process maps; ``None`` if none can be read.
 
-    A process keeps what it maps even when the name is removed: this only spares versions that a
-    container whose grant was lost could be started with again. By inode, because a process shows
-    the path by which its container sees the file. A file of another file system with the same
-    number counts as ours, which errs on the safe side.
+    A mapped file stays usable after its name is removed: this only keeps versions with which a
+    container whose grant was lost could be restarted. Files are compared by inode, because a
+    process shows the path inside its container. A file of another file system with the same inode
+    number counts as ours, which is the safe direction.
     """
     if not inodes:
         return frozenset()

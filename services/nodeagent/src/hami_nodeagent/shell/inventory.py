@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds one vendor's devices, watches their health, and tells the registry and the scheduler.
+"""Discovers one vendor's devices, watches their health, and reports to registry and scheduler.
 
-Three loops ask the driver: discovery (new devices, also long after the start), probes, and faults
-that devices report themselves. What they see goes through ``core.health``; a changed verdict is
-published at once as ``DeviceFault`` and repeated by the next ``NodeReport``, which is stored
-whenever the facts differ from the last one stored and after each reconnect. A missing driver is a
-report with its problem, not an error: the agent waits and holds nothing open meanwhile, so that the
-driver can be installed or reloaded. Canonical devices are read back from the registry's bucket;
-polling, because thousands of agents cannot each have a consumer (design D23).
+Three loops ask the driver: discovery (including devices that appear later), probes, and faults that
+devices report themselves. ``core.health`` judges the results; a changed verdict is published at
+once as ``DeviceFault`` and repeated by the next ``NodeReport``, which is stored whenever the facts
+differ from the last stored report and after each reconnect. A missing driver is a report with its
+problem, not an error: the agent waits without open handles, so that the driver can be installed or
+reloaded. Canonical devices are read from the registry's bucket by polling, because thousands of
+agents cannot each have a consumer (design D23).
 
-Times in seconds. Restarting is asked for in one case: the driver was exchanged under the loaded
-library, which only a new process can load.
+Times in seconds. The agent requests its restart in one case: the driver was replaced while its
+library was loaded, and only a new process can load the new one.
 """
 
 import logging
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class VendorDevices:
-    """What this node knows of one vendor's devices; works without the bus."""
+    """One vendor's devices on this node with their health; works without the bus."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class VendorDevices:
         self.driver_version = ""
         self.problem = "the driver was not asked yet"
         self.changes: list[HealthChanged] = []
-        """Changed verdicts on devices that nobody was told of yet, oldest first."""
+        """Changed verdicts on devices that are not yet published, oldest first."""
         self.changes_of_parts: list[tuple[HealthChanged, Instance]] = []
         """The same of partitions."""
         self._faulty: dict[tuple[str, int], Instance] = {}
@@ -97,7 +97,7 @@ class VendorDevices:
         self._wanted = anyio.Event()
 
     def look_again(self) -> None:
-        """Discover now: something about the devices was changed. Also tells what is said anew."""
+        """Discover now, because devices were changed; the report is sent again, too."""
         self._wanted.set()
         self._note_change()
 
@@ -123,7 +123,7 @@ class VendorDevices:
         judged.append(self._book.judge(device))
 
     async def discover(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Ask for devices for ever; started after the first answer, whatever it was."""
+        """Discover devices until cancelled; started after the first answer or failure."""
         while True:
             self._wanted = anyio.Event()
             is_done = await self._quarantine.run(
@@ -151,13 +151,13 @@ class VendorDevices:
             self._is_listed = True
 
     async def probe(self) -> None:
-        """Probe the devices for ever."""
+        """Probe the devices until cancelled."""
         while True:
             await self._clock.sleep(self._settings.probe_s)
             await self._ask("probe", self._driver.probe)
 
     async def wait_faults(self) -> None:
-        """Take the faults that devices report, for ever."""
+        """Record the faults that devices report, until cancelled."""
         while True:
             if not self._was_up:
                 await self._clock.sleep(self._settings.discovery_retry_s)
@@ -298,7 +298,7 @@ class VendorDevices:
 
 
 class Reporter:
-    """Tells the bus of one vendor's devices, and reads back what the registry made of it."""
+    """Reports one vendor's devices to the bus, and reads the registry's canonical devices."""
 
     def __init__(
         self,
@@ -360,11 +360,11 @@ class Reporter:
                 stored_s = self._clock.monotonic_s()
                 task_status.started()
                 task_status = anyio.TASK_STATUS_IGNORED
-            with anyio.move_on_after(1.0):  # the bus may have been connected anew
+            with anyio.move_on_after(1.0):  # the bus may have reconnected
                 await changed.wait()
 
     async def follow_canonical(self) -> None:
-        """Read the registry's view of the devices, for ever."""
+        """Read the registry's canonical devices until cancelled."""
         while True:
             try:
                 await self._site.quarantine.run(
@@ -442,7 +442,7 @@ class Reporter:
     async def _publish_faults(self) -> None:
         while self._source.changes:
             change = self._source.changes.pop(0)
-            # Told again by the next report, whatever becomes of this.
+            # The next report repeats it, whether this message is delivered or not.
             await self._site.quarantine.once("fault", partial(self._publish_fault, change))
         while self._source.changes_of_parts:
             of_part = self._source.changes_of_parts.pop(0)
@@ -547,9 +547,9 @@ def _check_vendor(canonical: NodeDevices, *, what: str) -> None:
 
 
 async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) -> None:
-    """Send heartbeats for ever, at once when kubelet takes or loses a vendor's plugin.
+    """Send heartbeats until cancelled, and at once when kubelet accepts or loses a plugin.
 
-    Sent even without devices: the agent itself is alive.
+    Heartbeats are sent without devices, too: they show that the agent is alive.
     """
     while True:
         served = site.picture.served

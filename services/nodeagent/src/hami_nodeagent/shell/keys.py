@@ -2,8 +2,8 @@
 """Trusted public keys from a directory, read again when a file there changes.
 
 One PEM key per file; hidden names are skipped, because Kubernetes keeps its own links there. A file
-that is no key is reported and left out, so that it cannot take the good ones with it. An empty
-directory trusts nobody: every Allocate is refused then, which is right and is logged.
+that is not a key is reported and left out, so that the valid keys remain usable. With an empty
+directory no signature is trusted: every Allocate is refused, and the agent logs the reason.
 """
 
 import logging

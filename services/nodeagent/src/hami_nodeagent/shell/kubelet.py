@@ -43,17 +43,17 @@ from hami_nodeagent.shell.site import Site
 PEER = "kubelet"
 DIAL_S = 5.0
 STREAM_S = 3.0
-"""How long after a registration kubelet may take to open its stream."""
+"""Time after a registration within which kubelet must open its stream, in seconds."""
 STOP_S = 2.0
 _FOREIGN_S = 1.0
 _LISTENS_S = 0.02
-"""How often kubelet's socket is tried while there is no kubelet."""
+"""Interval between attempts at kubelet's socket while kubelet does not run, in seconds."""
 
 _log = logging.getLogger(__name__)
 _CLIENT_OPTIONS = [
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
-    # A second, gRPC's own choice, is all the time that kubelet leaves us to register.
+    # gRPC's default of one second is as long as kubelet waits for a registration.
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
@@ -84,9 +84,9 @@ class PluginKeeper:
         self._plugin = plugin
         self._kubelet = directory / KUBELET_SOCKET
         self._socket = directory / f"hami-{plugin.name}.sock"
-        """What kubelet dials."""
+        """Socket that kubelet connects to."""
         self._own = self._socket
-        """What we serve: the same, or what the proxy dials."""
+        """Socket that this plugin serves: the same, or the one that the proxy connects to."""
         if site.settings.plugin_socket_dir:
             agent_dir = make_socket_directory(site.settings.plugin_socket_dir)
             self._own = agent_dir / self._socket.name
@@ -99,7 +99,7 @@ class PluginKeeper:
         self.registered_count = 0
 
     async def run(self) -> None:
-        """Serve kubelet for ever."""
+        """Register with kubelet and serve it until cancelled."""
         backoff = Backoff(first_s=self._poll_s, most_s=10.0)
         while True:
             cycle = partial(self._cycle, backoff)

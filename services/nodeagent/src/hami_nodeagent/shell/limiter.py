@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the in-container library ready for ``Allocate``, and old versions until nobody needs them.
+"""Installs the in-container library for ``Allocate``; removes versions that are no longer used.
 
-With ``enforcement = "libvgpu"`` a share is given only together with the library: where it cannot be
-installed the call is refused with the reason, because a share without it would be a whole device.
-``enforcement = "none"`` is the operator's explicit word that nothing is limited on this node.
+With ``enforcement = "libvgpu"`` a share is allocated only together with the library: if it cannot
+be installed, ``Allocate`` is refused with the reason, because a share without the library would be
+a whole device. With ``enforcement = "none"`` the operator disables limits on this node.
 """
 
 import logging
@@ -18,13 +18,13 @@ from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.site import Site
 
 COLLECT_S = 60.0
-"""How often old versions are looked for: it reads what every process maps."""
+"""Interval between searches for unused versions in seconds; each reads all processes' maps."""
 
 _log = logging.getLogger(__name__)
 
 
 class Limiter:
-    """The library on this node."""
+    """The in-container library on this node."""
 
     def __init__(self, site: Site) -> None:
         settings = site.settings
@@ -36,11 +36,11 @@ class Limiter:
         self._installed: Installed | None = None
         self._collected_s: float | None = None
         self.problem = ""
-        """Why no share can be given now; empty when all is well."""
+        """Reason for which no share can be allocated now; empty if there is none."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether shares are enforced on this node."""
+        """True if shares are enforced on this node."""
         return self._site.settings.enforcement == "libvgpu"
 
     async def current(self) -> Installed | None:
@@ -60,7 +60,7 @@ class Limiter:
         return self._installed
 
     def mounts(self, installed: Installed | None) -> tuple[BindMount, ...]:
-        """What a limited container is shown: the library, its preload file, the priorities."""
+        """Return a limited container's mounts: library, preload file, priorities."""
         if installed is None:
             return ()
         return (*installed.mounts, *self.priorities.mounts)

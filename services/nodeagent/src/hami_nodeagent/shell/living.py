@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the host's ``/proc`` which owners of region slots have ended; rules: ``core.living``.
+"""Reads from the host's ``/proc`` which owners of region slots have ended; rules: ``core.living``.
 
-The last process of a container that is killed leaves its slot behind, because nobody is left in
-the container to take it back. A walk through ``/proc`` costs some reads per process, so it is done
-only when an owner is not where it was found last; who is once found dead is not asked for again.
-Not safe from several threads at once.
+If the last process of a container is killed, its slot remains, because no other process of the
+container is left to reclaim it. A walk through ``/proc`` costs some reads per process, so it is
+done only if an owner is not found at its last PID; an owner found dead is not searched again.
+Not thread-safe.
 """
 
 from collections.abc import Collection
@@ -16,10 +16,10 @@ _U32 = (1 << 32) - 1
 
 
 class Living:
-    """What one agent knows of the processes of its host."""
+    """Cache of the host's processes that own region slots."""
 
     def __init__(self, proc: Path) -> None:
-        """``proc`` is the host's."""
+        """Read ``proc``, the host's ``/proc``."""
         self._proc = proc
         self._alive: dict[Owner, Seen] = {}
         self._dead: frozenset[Owner] = frozenset()

@@ -150,7 +150,7 @@ class Metrics:
     def begin(self, resource: str) -> None:
         """Show the refusals of ``resource`` as 0.
 
-        A series that begins with its first event has not risen, and no alert would tell of it.
+        A series that appears with its first event shows no increase, so no alert would fire.
         """
         for code in Code:
             self.refusals.labels(resource=resource, code=code)

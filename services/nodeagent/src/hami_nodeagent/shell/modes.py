@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches cards into the mode that the operator's setting names, each when nobody uses it.
+"""Switches cards into the MIG mode that the operator's setting names, each while it is unused.
 
-``core.modes`` decides; here cards are read, the journal is stored, the step is taken and the rest
-of the agent is told. Without such a setting, and without anything left of an earlier run, no card
-is looked at. What fails is tried again with growing pauses; after ``partitions.tries`` attempts, or
-at once where only a reboot or a right would help, the card serves pods in the mode it has, and is
-tried again after ``partitions.mode_again_s``. Seconds.
+``core.modes`` decides; this module reads the cards, stores the journal, switches the mode and
+updates the agent's state. Without the setting and without a journal of an earlier run, no card is
+read. A failed switch is retried with growing pauses; after ``partitions.tries`` attempts, or at
+once if only a reboot or a permission would help, the card serves pods in its present mode, and the
+switch is tried again after ``partitions.mode_again_s``. Times in seconds.
 """
 
 import logging
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Known:
-    """What is remembered of one card between two looks."""
+    """State of one card between two passes."""
 
     cordoned_at_s: float | None = None
     attempts: int = 0
@@ -49,7 +49,7 @@ class _Known:
 
 
 class ModeKeeper:
-    """The modes of one vendor's cards on this node."""
+    """Modes of one vendor's cards on this node."""
 
     def __init__(self, *, site: Site, switch: ModeSwitch, look_again: Callable[[], None]) -> None:
         """``look_again`` lets the agent discover the vendor's devices at once."""
@@ -63,12 +63,12 @@ class ModeKeeper:
         self._clock = site.clock
         self._known: dict[str, _Known] = {}
         self._named: str | None = None
-        """What the host's CDI specifications say, as last read."""
+        """Content of the host's CDI specifications, as last read."""
         file = site.checkpoint.load_modes()
         self._notes = {note.uuid: note for note in (file.notes if file is not None else ())}
 
     async def run(self) -> None:
-        """Look again and again, as long as any card may have to be switched."""
+        """Compare modes periodically while the setting or a journal may require a switch."""
         while self._setting or self._notes:
             await self._site.quarantine.run("card", "look", self.look, is_retried=False)
             await self._clock.sleep(self._settings.mode_look_s)
@@ -119,7 +119,7 @@ class ModeKeeper:
             return
         if verdict.step is not None:
             if decide(self._look_at(mode, wanted, known)).step != verdict.step:
-                return  # somebody was given a part of the card while the journal was stored
+                return  # a pod got a part of the card while the journal was stored
             await self._take(mode, known, is_divided=verdict.step)
         elif not verdict.text:
             known.attempts, known.not_before_s = 0, 0.0

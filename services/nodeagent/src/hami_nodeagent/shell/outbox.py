@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps messages that inform until the bus takes them, up to a bound; nothing is decided on them.
+"""Queues informational messages until the bus accepts them, up to a bound; no decision uses them.
 
-Messages go out in the order in which they came. What the bus does not take stays, and goes with the
-next ``send``; when there are too many, the oldest are dropped. What the bus refuses for good is
-dropped as well.
+Messages are sent in the order in which they were queued. A message that the bus does not accept
+stays queued for the next ``send``; when the queue is full, the oldest messages are dropped.
+Messages that the bus rejects permanently are dropped, too.
 """
 
 import logging
@@ -20,7 +20,7 @@ from hami_common.ports import Publisher
 from hami_common.runtime.quarantine import Quarantine
 
 PENDING_MAX = 256
-"""Messages kept while the bus is away."""
+"""Messages kept while the bus is unavailable."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,26 +37,26 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Outbox:
-    """Messages on their way."""
+    """Queue of messages that are not yet accepted by the bus."""
 
     def __init__(self, publisher: Callable[[], Publisher | None], quarantine: Quarantine) -> None:
-        """The bus is asked for at each use: it may not have been reached yet."""
+        """``publisher`` is called at each use: ``None`` before the first connection."""
         self._publisher = publisher
         self._quarantine = quarantine
         self._letters: OrderedDict[str, Letter] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of queued messages."""
         return len(self._letters)
 
     def put(self, letter: Letter) -> None:
-        """Have it sent some time."""
+        """Queue a message for the next ``send``."""
         self._letters[secrets.token_hex(16)] = letter
         while len(self._letters) > PENDING_MAX:
             self._letters.popitem(last=False)
 
     async def send(self) -> None:
-        """Send what waits, until the bus does not take one."""
+        """Send the queued messages until the bus does not accept one."""
         publisher = self._publisher()
         if publisher is None:
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the pod and container of processes of this host, by their numbers in the host's ``/proc``.
+"""Finds the pod and container of processes of this host, by their PIDs in the host's ``/proc``.
 
-The driver numbers processes as the host does, so the agent needs the host's PID namespace (design
-D27). ``cgroup`` reads the kernel's word on which group a process is in; ``namespace`` serves
-runtimes whose container id is the number of the container's first process, as the simulated
-kubelet's is: whoever is in the same PID namespace belongs to that container. Calls block briefly.
+The driver reports PIDs of the host, so the agent needs the host's PID namespace (design D27).
+Method ``cgroup`` reads the process's cgroup from the kernel. Method ``namespace`` serves runtimes
+whose container id is the PID of the container's first process, such as the simulated kubelet: all
+processes in that PID namespace belong to the container. Calls block briefly.
 """
 
 import logging
@@ -23,10 +23,10 @@ ContainerName = tuple[str, str]
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Whose process it is."""
+    """Owner of a process."""
 
     command: str
-    """Printable, as the process named itself."""
+    """Process name, made printable."""
     pod_uid: str = ""
     """Empty for a process of the host."""
     container: str = ""

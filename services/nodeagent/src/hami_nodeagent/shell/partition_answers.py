@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers kubelet for containers whose shares are hardware partitions (design D24).
 
-``Allocate`` is answered at once with the name of a CDI spec; ``PreStartContainer`` waits, bounded,
-until the partitions are there, and writes the spec. Where devices enter containers otherwise, or
-kubelet does not ask before a start, the partitions' own names must be in the first answer: it then
-waits for news, as for everything else, at most ``allocate_wait_s``. A container that was given such
-names starts only while they still are what its partitions are called.
+``Allocate`` returns the name of a CDI spec at once; ``PreStartContainer`` waits, with a limit,
+until the partitions exist, and writes the spec. Where devices are injected without CDI, or kubelet
+does not call ``PreStartContainer``, the response of ``Allocate`` must contain the partitions' own
+names: it then waits for the partitions, as for every other update, for at most ``allocate_wait_s``.
+A container that was given such names starts only while its partitions still have them.
 """
 
 import logging
@@ -30,14 +30,14 @@ from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 
 CHANGED = "partition-changed"
-"""A container's partition is called otherwise than its environment says."""
+"""Failure code: the name of a partition differs from the one that its container was given."""
 _FILE = "hami-"
 
 _log = logging.getLogger(__name__)
 
 
 class PartitionAnswers:
-    """The part of kubelet's calls that is about partitions."""
+    """Handles the part of kubelet's calls that concerns partitions."""
 
     def __init__(self, *, site: Site, renderer: Renderer, partitions: Partitions) -> None:
         self._site = site
@@ -59,11 +59,11 @@ class PartitionAnswers:
                 partitions.given[owner] = instance_id
 
     def owners(self, claim: Claim, vendor: str) -> dict[Owner, str]:
-        """Shares of the claim that partitions carry, with their device."""
+        """Return the claim's shares that need a partition, with their device."""
         return self._board.owners(claim.entry, claim.container, vendor)
 
     def lacking(self, claims: Sequence[Claim], vendors: Sequence[str]) -> str:
-        """Why a call cannot be answered yet; empty when it can."""
+        """Return the reason for which a call cannot be answered yet; empty if it can."""
         if self._by_spec:
             return ""
         for claim, vendor in zip(claims, vendors, strict=True):
@@ -84,7 +84,10 @@ class PartitionAnswers:
         limits_directory: Path | None,
         library_mounts: Sequence[BindMount],
     ) -> api.ContainerAllocateResponse:
-        """The answer for one container and vendor; ``NotFound`` if a partition went meanwhile."""
+        """Return the response for one container and vendor.
+
+        ``NotFound`` if one of the partitions was removed in the meantime.
+        """
         context = self._renderer.context(claim, library_mounts)
         handles = {} if self._by_spec else self._board.handles(owners, claim.own)
         rendering = Rendering(
@@ -100,7 +103,7 @@ class PartitionAnswers:
             instances=self._instances(() if self._by_spec else owners),
         )
         if self._by_spec:
-            # What does not depend on the partitions: annotations cannot be part of a spec.
+            # Edits that do not depend on the partitions: a spec cannot contain annotations.
             early = self._edits(rendering, handles, is_final=False)
             edits = ContainerEdits(
                 annotations=early.annotations, cdi_devices=(cdi_name(rendering.name),)
@@ -111,7 +114,11 @@ class PartitionAnswers:
         return self._renderer.response(edits, limits_directory=limits_directory)
 
     async def prepare(self, grants: Collection[Grant]) -> Refuse | None:
-        """See that the containers' partitions are there, called as the containers are told."""
+        """Wait until the containers' partitions exist, and write their CDI specs.
+
+        Return a refusal if a partition is missing, or if its name differs from the one that the
+        container was given.
+        """
         concerned = [one for one in self._youngest(grants) if self._partitions.owners_of(one)]
         if not concerned:
             return None
@@ -129,7 +136,7 @@ class PartitionAnswers:
         return None
 
     async def tidy(self) -> None:
-        """Drop what was kept for pods that are over."""
+        """Remove the renderings of pods without grants, and the CDI specs of ended pods."""
         grants, pods = self._picture.grants, self._picture.pods
         for name, one in list(self._renderings.items()):
             if not grants.of_pod(one.pod_uid):
@@ -150,7 +157,7 @@ class PartitionAnswers:
                 path.unlink(missing_ok=True)
 
     def _youngest(self, grants: Collection[Grant]) -> list[Grant]:
-        """Grants of the pod that these ids were given to last: kubelet uses ids again."""
+        """Return the grants of the pod that got these ids last, because kubelet reuses ids."""
         newest = max(grants, key=lambda grant: grant.time_s, default=None)
         return [one for one in grants if newest is not None and one.pod_uid == newest.pod_uid]
 
@@ -161,7 +168,7 @@ class PartitionAnswers:
         title = f"container {grant.container} of pod {grant.namespace}/{grant.pod}"
         if rendering is None or rendering.allocation_id != grant.allocation_id:
             if self._spec_file(name).exists():
-                return None  # the agent lost its files; what the container had is still right
+                return None  # the agent lost its state; the existing spec stays valid
             return Refuse(
                 code=Code.PARTITION_NOT_READY,
                 text=f"what {title} was given is not known any more; delete the pod",

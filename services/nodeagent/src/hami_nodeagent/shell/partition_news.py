@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the bus of hardware partitions that were made, adopted, removed, or could not be.
+"""Publishes the creation, adoption, removal and failure of hardware partitions on the bus.
 
-One message per change, after the hardware was read again (docs/wire.md). What the bus does not take
-is kept, up to a bound, and sent later: these messages inform, nothing is decided on them.
+One message per change that a reading of the hardware showed, and one per share that gets no
+partition (docs/wire.md). Messages that the bus does not accept are kept, up to a limit, and sent
+later: they are informational, and no decision depends on them.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 
 LOST = "partition-lost"
-"""An instance is gone that this agent had not removed."""
+"""Code of the removal of an instance that this agent did not request."""
 _AGAIN_S = 1.0
 
 _WORDS: dict[ChangeKind, PartitionChange] = {
@@ -28,15 +29,18 @@ _WORDS: dict[ChangeKind, PartitionChange] = {
 
 
 class PartitionTeller:
-    """Messages about one node's partitions."""
+    """Publishes messages about one node's partitions."""
 
     def __init__(self, *, site: Site, publisher: Callable[[], Publisher | None]) -> None:
-        """The bus is asked for at each use: it may not have been reached yet."""
+        """``publisher`` is called at each use: ``None`` before the first connection."""
         self._site = site
         self._outbox = Outbox(publisher, site.quarantine)
 
     def tell(self, vendor: str, change: Change, *, took_s: float = 0.0) -> None:
-        """Tell of a change that the hardware showed."""
+        """Queue a message about a change that the hardware showed.
+
+        ``took_s``: duration of the step that caused the change; 0: not measured.
+        """
         record = self._record(
             _WORDS[change.kind],
             vendor,
@@ -52,11 +56,11 @@ class PartitionTeller:
     def tell_failed(
         self, vendor: str, owner: Owner, wanted: Wanted, *, code: str, reason: str
     ) -> None:
-        """Tell of a share that gets no partition."""
+        """Queue a message about a share that gets no partition."""
         self._keep(self._record("failed", vendor, owner, wanted, code=code, reason=reason))
 
     async def run(self) -> None:
-        """Send what is to be told, for ever."""
+        """Send queued messages until cancelled."""
         while True:
             changed = self._site.picture.changed
             if self._outbox:

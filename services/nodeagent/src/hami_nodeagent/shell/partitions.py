@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the hardware partitions of this node to what the ledger wants (design D24, ADR 0012).
+"""Reconciles the hardware partitions of this node with the ledger (design D24, ADR 0012).
 
-For each device: read the hardware, let ``core.partitions`` decide, store the journal, take the one
-step that was decided, and begin again, until no step is left. One device is worked on by one task;
-devices go in parallel, and share a reading where they can. Work begins when the picture changes
-(a record arrives, a pod ends), when a container is about to start (``ensure``), and every
-``look_s``, because others can make and remove partitions, too.
+For each device: read the hardware, let ``core.partitions`` decide, store the journal, execute the
+one step that was decided, and repeat until no step is left. Each device is reconciled by one task
+at a time; devices are reconciled in parallel, and share readings where possible. A device is
+checked when the picture changes (a record arrives, a pod ends), when a container is about to start
+(``ensure``), and every ``look_s``, because other tools can create and remove partitions, too.
 
-What fails is tried again with growing pauses. A share that never had its partition is given up
-after ``tries`` attempts: its allocation fails, with code and reason. One that had it and lost it is
-tried for ever. No call of kubelet waits in here for hardware but ``PreStartContainer``, which
-waits for a bounded time. Times in seconds.
+Failed steps are retried with exponential backoff. A share that never had a partition is given up
+after ``tries`` attempts: its allocation fails, with code and reason. A share that had a partition
+and lost it is retried until it has one again. ``PreStartContainer`` is the only kubelet call that
+waits here for the hardware, for at most ``pre_start_wait_s``. Times in seconds.
 """
 
 import logging
@@ -59,11 +59,11 @@ from hami_nodeagent.shell.partition_news import PartitionTeller
 from hami_nodeagent.shell.site import Site
 
 REFUSED = "partition-refused"
-"""The hardware has no room for the partition, or does not know its size."""
+"""The hardware has no capacity for the partition, or does not support its size."""
 UNMADE = "partition-unmade"
-"""The hardware, or its driver, failed."""
+"""The hardware or its driver failed."""
 _LIST_EVERY_S = 0.5
-"""How often kubelet is asked whether it still has something of a pod that is gone."""
+"""Minimum interval between two queries of kubelet for the containers of deleted pods."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,20 +75,20 @@ class PodLister(Protocol):
 
 
 def _key_of(owner: Owner) -> str:
-    """Names a share in quarantine."""
+    """Return the key of a share in quarantine."""
     return f"{owner.pod_uid}/{owner.container}/{owner.number}"
 
 
 @dataclass
 class _Ticket:
-    """One reading that several may wait for."""
+    """One reading that several callers wait for."""
 
     instances: tuple[Instance, ...] | None = None
     error: DriverError | None = None
 
 
 class Reader:
-    """Reads a vendor's partitions; who asks while a reading runs shares the one after it."""
+    """Reads a vendor's partitions; concurrent callers are coalesced into the next reading."""
 
     def __init__(self, partitioner: Partitioner) -> None:
         self.partitioner = partitioner
@@ -96,7 +96,7 @@ class Reader:
         self._waiting: _Ticket | None = None
 
     async def read(self) -> tuple[Instance, ...]:
-        """Instances as they are after this call began; errors as of ``instances``."""
+        """Return the instances, from a reading begun after this call; errors as ``instances``."""
         ticket = self._waiting = self._waiting or _Ticket()
         async with self._turn:
             if ticket.instances is None and ticket.error is None:
@@ -112,7 +112,7 @@ class Reader:
 
 @dataclass
 class _Later:
-    """Something that failed and is tried again."""
+    """Backoff of an operation that failed and is retried."""
 
     attempts: int = 0
     not_before_s: float = 0.0
@@ -120,26 +120,26 @@ class _Later:
 
 @dataclass
 class _Known:
-    """What was last seen of one device."""
+    """Last known state of one device."""
 
     vendor: str
     notes: tuple[Note, ...] = ()
     is_surveyed: bool = False
     is_stored: bool = True
-    """The journal on disk says so, too."""
+    """The journal on disk has the same content."""
     instances: tuple[Instance, ...] | None = None
     begun_s: float = -1.0
-    """When the reading was begun after which nothing was left to do."""
+    """Start of the last reading after which no step was left; monotonic."""
     asked_s: float = -1.0
-    """A reading that is no older than this is wanted."""
+    """Time of the last request for a reading that begins no earlier; monotonic."""
     later: _Later = field(default_factory=_Later)
-    """After a failed reading, or a journal that could not be stored."""
+    """Backoff after a failed reading, or after a failure to store the journal."""
     removals: dict[str, _Later] = field(default_factory=dict)
     foreign: str = ""
 
 
 class Partitions:
-    """The partitions of one node, all vendors that it divides."""
+    """Reconciles the partitions of one node, for all vendors whose devices it divides."""
 
     def __init__(
         self,
@@ -164,23 +164,23 @@ class Partitions:
         self._told: dict[Owner, str] = {}
         self._took_s: dict[tuple[str, str], float] = {}
         self._lost: set[Owner] = set()
-        """Shares that had a partition once."""
+        """Shares that lost their partition and have no new one yet."""
         self._left: frozenset[str] = frozenset()
         self._listed_at_s = 0.0
         self._turn = anyio.Lock()
         self._quarantine = site.quarantine
         self.given: dict[Owner, str] = {}
-        """Instances that containers were given in earlier runs; for a lost journal."""
+        """Instances that containers got in earlier runs of the agent, for a lost journal."""
         self._board.apply(VendorsDivided(vendors=frozenset(self._readers)))
         self._load()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no device is being worked on."""
+        """Return whether no device is being reconciled."""
         return not self._working
 
     async def run(self) -> None:
-        """Keep the partitions as the ledger wants them, for ever."""
+        """Reconcile the partitions with the ledger until cancelled."""
         async with anyio.create_task_group() as group:
             while True:
                 changed = self._picture.changed
@@ -191,16 +191,16 @@ class Partitions:
                 await self._picture.wait_change(changed, self._pause_s(now_s))
 
     async def _begin(self, group: TaskGroup) -> None:
-        """Begin the work on each device that is due."""
+        """Start the reconciliation of each device that is due."""
         await self._look_for_left()
         for uuid in self._due(self._clock.monotonic_s()):
             self._working.add(uuid)
             group.start_soon(self._work, uuid)
 
     async def ensure(self, grants: Collection[Grant]) -> str:
-        """Wait until these containers' partitions are seen on the hardware in a new reading.
+        """Wait until a new reading of the hardware shows these containers' partitions.
 
-        Returns why that did not come about in ``pre_start_wait_s``; empty when it did.
+        Return the reason if that takes longer than ``pre_start_wait_s``; empty on success.
         """
         owners = {owner: uuid for grant in grants for owner, uuid in self.owners_of(grant).items()}
         begun_s = self._clock.monotonic_s()
@@ -218,7 +218,7 @@ class Partitions:
         return self._board.lacking(owners) or "the hardware does not report it"
 
     def check_soon(self, *uuids: str) -> None:
-        """Have these devices read again now, whatever was known of them."""
+        """Request a new reading of these devices now, regardless of earlier readings."""
         for uuid in uuids:
             if uuid in self._known:
                 self._known[uuid].asked_s = self._clock.monotonic_s()
@@ -227,7 +227,7 @@ class Partitions:
     def owners_of(self, grant: Grant) -> dict[Owner, str]:
         """Shares of a granted container that need a partition, with their device.
 
-        Without the ledger the journal tells.
+        If the ledger's record of the allocation is not known, the journal is used instead.
         """
         entry = self._picture.entries_by_uid.get(grant.pod_uid)
         if entry is not None and entry.record.allocation_id == grant.allocation_id:
@@ -244,7 +244,7 @@ class Partitions:
     # -- which devices need work
 
     def _due(self, now_s: float) -> list[str]:
-        """Devices to be worked on now."""
+        """Return the devices to reconcile now."""
         for uuid, device in self._picture.view.devices_by_uuid.items():
             if device.vendor in self._readers:
                 self._known.setdefault(uuid, _Known(vendor="")).vendor = device.vendor
@@ -283,18 +283,18 @@ class Partitions:
         )
 
     def _pause_s(self, now_s: float) -> float:
-        """Until when nothing is due if there is no news."""
+        """Return the seconds until something is due, unless the picture changes before."""
         times = [self._settings.look_s]
         for uuid, known in self._known.items():
             if uuid in self._working:
-                continue  # its end is news
+                continue  # its end is a change
             times.append(known.begun_s + self._settings.look_s - now_s)
             times.append(known.later.not_before_s - now_s)
             times.extend(later.not_before_s - now_s for later in known.removals.values())
         times.extend(later.not_before_s - now_s for later in self._creations.values())
         if self._suspects():
             times.append(_LIST_EVERY_S)
-        # Something overdue waits for news: what could be done about it was begun above.
+        # Overdue times do not count: ``_begin`` started what is possible; the rest needs a change.
         return min([one for one in times if one > 0], default=self._settings.look_s)
 
     def _facts(self) -> Facts:
@@ -348,7 +348,7 @@ class Partitions:
         )
 
     def _suspects(self) -> set[str]:
-        """Pods that are gone, while only their grants keep a partition."""
+        """Return deleted pods whose partitions are kept only because of their grants."""
         picture = self._picture
         holding = {note.owner.pod_uid for known in self._known.values() for note in known.notes}
         return {
@@ -358,7 +358,7 @@ class Partitions:
         }
 
     async def _look_for_left(self) -> None:
-        """Ask kubelet whether containers of pods that are gone may still run."""
+        """Find deleted pods that kubelet no longer lists: their containers cannot run any more."""
         self._left = self._left & self._picture.grants.pod_uids()
         now_s = self._clock.monotonic_s()
         is_time = now_s >= self._listed_at_s + _LIST_EVERY_S
@@ -373,7 +373,7 @@ class Partitions:
         left = have_left(self._picture.pods, self._picture.grants, listing)
         self._left = self._left | left
 
-    # -- the work on one device
+    # -- reconciliation of one device
 
     async def _work(self, uuid: str) -> None:
         known = self._known[uuid]
@@ -386,7 +386,7 @@ class Partitions:
             self._picture.note_change()
 
     async def _bring_up_to_date(self, uuid: str, known: _Known) -> None:
-        """Read, decide, store and do, until there is nothing to do."""
+        """Read, decide, store the journal and execute the step, until no step is left."""
         while True:
             begun_s = self._clock.monotonic_s()
             try:
@@ -411,7 +411,7 @@ class Partitions:
                 await self._destroy(known, plan.step)
 
     async def _store(self, uuid: str, known: _Known, plan: Plan) -> bool:
-        """The journal as decided, on disk; false when that is not possible."""
+        """Store the journal as decided; return whether it is on disk."""
         if (plan.notes, plan.is_surveyed) != (known.notes, known.is_surveyed):
             known.notes, known.is_surveyed = plan.notes, plan.is_surveyed
             known.is_stored = False
@@ -447,7 +447,7 @@ class Partitions:
             self._note_unmade(known.vendor, need, REFUSED, text)
         except DriverError as error:
             self._note_unmade(known.vendor, need, UNMADE, str(error))
-        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, told and tried again
+        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, reported and retried
             self._quarantine.failed("partition", _key_of(need.owner), error)
             self._note_unmade(known.vendor, need, UNMADE, "internal error, see the agent's log")
         else:
@@ -468,7 +468,7 @@ class Partitions:
             self._note_unremoved(known, step, "partition-busy", str(error))
         except DriverError as error:
             self._note_unremoved(known, step, UNMADE, str(error))
-        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, told and tried again
+        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, reported and retried
             self._quarantine.failed("partition", f"{found.uuid}/{found.instance_id}", error)
             self._note_unremoved(known, step, UNMADE, "internal error, see the agent's log")
         else:
@@ -480,10 +480,10 @@ class Partitions:
                 took_s
             )
 
-    # -- what came of it
+    # -- results of readings and steps
 
     def _show(self, uuid: str, known: _Known, plan: Plan) -> None:
-        """Let the rest of the agent, and the world, know what the reading showed."""
+        """Report the result of a reading to the rest of the agent, the metrics and the bus."""
         self._board.apply(
             PartitionsRead(
                 uuid=uuid, carried=plan.carried, waiting=plan.waiting, foreign=plan.foreign
@@ -593,7 +593,7 @@ class Partitions:
         )
 
     def _lack(self, uuid: str, plan: Plan) -> str:
-        """What the device lacks for the step, for the reason of a refusal."""
+        """Return the capacity that the device lacks for the step, for the reason of a refusal."""
         if not isinstance(plan.step, Create):
             return ""
         known = self._known[uuid]
@@ -607,7 +607,7 @@ class Partitions:
         later.not_before_s = self._clock.monotonic_s() + pause_s
 
     def _forget_ended(self, known: _Known) -> None:
-        """Drop what was remembered of shares and instances that are no more."""
+        """Drop the state of shares and instances that no longer exist."""
         live = {need.owner for needs in self._needs(self._facts()).values() for need in needs}
         for memory in (self._creations, self._told):
             for owner in [owner for owner in memory if owner not in live]:

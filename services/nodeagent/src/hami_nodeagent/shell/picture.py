@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent knows at this moment, in one place, and a signal that it changed.
+"""Holds the agent's current state in one place, and signals its changes.
 
-Owned by the event loop: changed and read between two awaits, never from a thread. Who writes what:
+Owned by the event loop: changed and read between two awaits, never from a thread. Its writers:
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
 faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
 ``shell.check``), kubelet's run (``shell.kubelet``). Decisions read it through ``view``.
@@ -29,11 +29,11 @@ class UnreadablePod(Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     resources: frozenset[str]
-    """Resources of ours that the pod's object mentions."""
+    """Resources served by this agent that the pod's object mentions."""
 
 
 class Picture:
-    """This node as the agent knows it."""
+    """State of this node as known to the agent."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Picture:
         grants: GrantBook | None = None,
         advertised: Callable[[Device], Collection[str]] | None = None,
     ) -> None:
-        """``advertised``: under which count resources a device is offered; none: under every."""
+        """``advertised`` returns the count resources that offer a device; ``None``: all of them."""
         self.node = node
         self._advertised = advertised
         self._served_resources: set[tuple[str, str]] = set()
@@ -56,12 +56,12 @@ class Picture:
         self.served: frozenset[str] = frozenset()
         """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
-        """Allocations found wrong by this agent."""
+        """Allocations that this agent marks as failed, by pod uid."""
         self.unreadable_pods: dict[str, UnreadablePod] = {}
-        """Pods of which nothing could be read yet, by uid: a call of kubelet may be for them."""
+        """Pods that were never readable, by uid: a call of kubelet may be for one of them."""
         self.unreadable_by_uid: dict[tuple[str, str], str] = {}
-        """Newest record or state of a pod that cannot be read, by (uid, what it is), with the
-        reason: what is known of the allocation may not hold any more."""
+        """Reason why the newest record or state of a pod is unreadable, by (uid, ``record`` or
+        ``state``): the known older one may be stale."""
         self.partitions = Board()
         self.ledger_known = False
         """All records of this node that the ledger holds have arrived."""
@@ -79,13 +79,13 @@ class Picture:
         self._changed = anyio.Event()
 
     def note_change(self) -> None:
-        """Wake everybody who waits for news."""
+        """Wake all tasks that wait for a change."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
     @property
     def changed(self) -> anyio.Event:
-        """Set at the next change. Take it before reading, wait on it after."""
+        """Return the event that the next change sets: take it before reading, wait on it after."""
         return self._changed
 
     async def wait_change(self, changed: anyio.Event, limit_s: float) -> None:
@@ -94,7 +94,7 @@ class Picture:
             await changed.wait()
 
     def set_canonical(self, canonical: NodeDevices) -> bool:
-        """What the registry says of a vendor's devices; whether the devices are news."""
+        """Store the registry's record of a vendor's devices; true if the devices changed."""
         known = self.canonical_by_vendor.get(canonical.vendor)
         self.canonical_by_vendor[canonical.vendor] = canonical
         if known is not None and known.devices == canonical.devices:
@@ -111,7 +111,7 @@ class Picture:
     def is_unreadable(self, listed: Collection[tuple[str, str]], resource: str) -> str:
         """Return why a call for ``resource`` may be for a pod that cannot be read; empty if not.
 
-        ``listed``: (namespace, name) of the pods that kubelet has.
+        ``listed``: (namespace, name) of the pods that kubelet lists.
         """
         for pod in self.unreadable_pods.values():
             if resource in pod.resources and (pod.namespace, pod.name) in listed:
@@ -122,21 +122,24 @@ class Picture:
         return ""
 
     def unreadable_of(self, uid: str) -> str:
-        """Return why what is known of a pod's allocation may not hold; empty if it does."""
+        """Return why the known record or state of a pod may be stale; empty if both are current."""
         for what in ("record", "state"):
             if problem := self.unreadable_by_uid.get((uid, what)):
                 return f"the newest {what} of the allocation cannot be read: {problem}"
         return ""
 
     def note_unreadable(self, uid: str, what: str, problem: str) -> None:
-        """Take note that the newest ``record`` or ``state`` of a pod cannot be read."""
+        """Store why a pod's newest ``record`` or ``state`` is unreadable; empty: it is readable."""
         if problem:
             self.unreadable_by_uid[uid, what] = problem
         elif self.unreadable_by_uid.pop((uid, what), ""):
             self.note_change()
 
     def note_served(self, vendor: str, *, served: bool, resource: str = "") -> None:
-        """Kubelet has taken a plugin of the vendor, or has it no longer; one of them is enough."""
+        """Store whether kubelet has the plugin of a vendor's resource registered.
+
+        A vendor is served while at least one of its plugins is registered.
+        """
         if served:
             self._served_resources.add((vendor, resource))
         else:
@@ -147,7 +150,7 @@ class Picture:
             self.note_change()
 
     def set_health(self, vendor: str, *, faulty: frozenset[str], sound: frozenset[str]) -> None:
-        """Devices of a vendor that must not be used and that may be, as this node sees it."""
+        """Store the vendor's devices that this node found unusable, and those it found usable."""
         known = (self.faulty_by_vendor.get(vendor), self.sound_by_vendor.get(vendor))
         if known == (faulty, sound):
             return
@@ -158,7 +161,7 @@ class Picture:
         self.note_change()
 
     def splits(self, vendor: str, resource: str) -> Splits:
-        """Ids to announce for a vendor's resource now."""
+        """Return the ids to advertise now for a vendor's resource."""
         canonical = self.canonical_by_vendor.get(vendor)
         devices = canonical.devices if canonical is not None else ()
         return Splits.of_devices(

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands between kubelet and the agent, so that a restart of the agent costs no pod.
+"""Proxies kubelet's device plugin calls to the agent, so that an agent restart fails no pod.
 
-Kubelet drops a device plugin in the moment its connection ends, and rejects every pod that asks for
-its resource until it registers again; a rejected pod is ``Failed`` for good. This small process
-holds kubelet's connections instead. The agent serves on sockets in ``plugin_socket_dir``; for each
-of them a socket of the same name is served in kubelet's plugin directory, and every call is handed
-on as bytes, unread. While the agent is away, ``ListAndWatch`` streams stay open with the last list,
-and calls wait. Away for longer than ``hold_s``, kubelet is told by the end of its streams.
+Kubelet drops a device plugin as soon as its connection ends, and rejects every pod that requests
+its resource until the plugin registers again; a rejected pod stays ``Failed``. This small process
+keeps kubelet's connections open instead. The agent serves on sockets in ``plugin_socket_dir``; for
+each of them, the proxy serves a socket of the same name in kubelet's plugin directory, and forwards
+every call as opaque bytes. While the agent is unavailable, ``ListAndWatch`` streams stay open with
+the last list, and calls wait for up to ``call_wait_s``. After ``hold_s`` without the agent, the
+proxy ends the streams, which makes kubelet drop the plugin.
 
-A call that broke off is made again with the metadata key ``hami-repeated-s``, its age; answers
-carry the number of kubelet's streams as ``hami-kubelet-streams``, by which a new agent knows that
-kubelet still holds its registration. Registering is the agent's own business. Seconds throughout.
+An interrupted call is retried with its age in the request metadata ``hami-repeated-s``. Responses
+carry the number of kubelet's open streams in the trailing metadata ``hami-kubelet-streams``, which
+shows a new agent that kubelet still has its registration. The agent itself registers with kubelet.
+Seconds throughout.
 """
 
 import logging
@@ -34,12 +36,12 @@ SERVICE = "plugin-proxy"
 REPEATED_S = "hami-repeated-s"
 STREAMS = "hami-kubelet-streams"
 VERSION = "v1beta1"
-"""Of kubelet's protocol."""
+"""Version of kubelet's device plugin protocol."""
 KUBELET_SOCKET = "kubelet.sock"
-"""Where kubelet takes registrations, in the directory of plugins."""
+"""Kubelet's registration socket in the directory of plugins."""
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
 REFUSAL = "hami: "
-"""How the texts of the agent's own refusals begin: those are final."""
+"""Prefix of the agent's own refusals, which are not retried."""
 _STOP_S = 1.0
 _AGAIN_S = 0.05
 _TRANSPORT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
@@ -58,18 +60,18 @@ _Stream = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an operator may set. Bus and API server are not used."""
+    """Settings of the proxy. Bus and API server are not used."""
 
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
-    """Where kubelet looks for plugins."""
+    """Kubelet's directory of device plugins."""
     plugin_socket_dir: str = "/run/hami-agent/plugins"
-    """Where the agent serves; only the two may reach it."""
+    """Directory of the agent's sockets; only agent and proxy may have access."""
     hold_s: float = 60.0
-    """How long kubelet is not told that the agent is away."""
+    """Longest outage of the agent during which kubelet's streams stay open."""
     call_wait_s: float = 20.0
-    """How long a call of kubelet waits for the agent. Kubelet admits no other pod meanwhile."""
+    """Time for which kubelet's call waits for the agent; kubelet admits no other pod meanwhile."""
     poll_s: float = 0.05
-    """How often sockets are looked at."""
+    """Interval at which sockets and the connection to the agent are checked."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +92,7 @@ async def serve_proxy(context: ServiceContext[Settings]) -> None:
 
 
 def make_socket_directory(path: str) -> Path:
-    """The directory that proxy and agent share; ``SettingsInvalid`` when it cannot be made."""
+    """Create the directory that proxy and agent share; ``SettingsInvalid`` if that fails."""
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -121,7 +123,7 @@ def _sockets(directory: str) -> list[Path]:
 
 
 def identity(socket: Path) -> str:
-    """Names this very socket; another one after it was created anew, empty when there is none."""
+    """Return an identity that changes when the socket is re-created; empty without a socket."""
     try:
         status = socket.stat()
     except OSError:
@@ -132,19 +134,19 @@ def identity(socket: Path) -> str:
 
 
 class Endpoint:
-    """One plugin: the agent's socket, and the one that kubelet sees."""
+    """One plugin: the agent's socket, and the socket that is offered to kubelet."""
 
     def __init__(self, agent: Path, offered: Path, settings: Settings) -> None:
-        """Hand calls at ``offered`` on to ``agent``."""
+        """Forward calls at ``offered`` to ``agent``."""
         self._agent = agent
         self._offered = offered
         self._settings = settings
         self._channel: grpc.aio.Channel
         self.streams = 0
-        """ListAndWatch streams that kubelet holds now."""
+        """ListAndWatch streams that kubelet has open now."""
 
     async def run(self) -> None:
-        """Serve while there is an agent, and for a while when there is none."""
+        """Serve while the agent is connected, and for up to ``hold_s`` of each of its outages."""
         async with grpc.aio.insecure_channel(
             f"unix:{self._agent}", options=_CHANNEL_OPTIONS
         ) as self._channel:
@@ -170,7 +172,7 @@ class Endpoint:
             await anyio.sleep(self._settings.poll_s)
 
     async def _serve(self) -> str:
-        """Serve until a new socket is needed or the agent is away for too long; why it ended."""
+        """Serve until kubelet removes the socket or an outage exceeds ``hold_s``; return why."""
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((_Handler(self),))
         self._offered.unlink(missing_ok=True)
@@ -198,7 +200,7 @@ class Endpoint:
                 return f"no agent for {self._settings.hold_s:g} s"
 
     async def call(self, method: str, request: bytes, context: _Context) -> bytes:
-        """Hand one call on; again when it broke off, until the agent answers or time is up."""
+        """Forward one call; retry it if interrupted, until an answer or ``call_wait_s`` is over."""
         begun_s = anyio.current_time()
         give_up_s = begun_s + self._settings.call_wait_s
         metadata: tuple[tuple[str, str], ...] = ()
@@ -224,14 +226,14 @@ class Endpoint:
                 return answer
 
     async def list_and_watch(self, request: bytes, _: _Context) -> AsyncIterator[bytes]:
-        """The agent's lists, one after the other, over as many agents as it takes."""
+        """Yield the agent's device lists across agent restarts, each only if it changed."""
         self.streams += 1
         lists: _Stream = self._channel.unary_stream(LIST_AND_WATCH)
         sent = b""
         try:
             while True:
                 with suppress(grpc.aio.AioRpcError):
-                    # Bytes of one call, which are not looked at.
+                    # Opaque bytes of one call, forwarded without decoding.
                     async for message in lists(request, wait_for_ready=True):
                         if message != sent:
                             sent = message
@@ -242,7 +244,7 @@ class Endpoint:
 
 
 class _Handler(grpc.GenericRpcHandler):
-    """Every method of the service, as bytes."""
+    """Routes every method of the service, with requests and responses as bytes."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks kubelet which pods it has: PodResources ``List`` over its socket, else its ``/pods`` page.
+"""Lists kubelet's pods: with PodResources ``List`` over its socket, or falls back to ``/pods``.
 
-``List`` shows sidecars and application containers with their device ids, active pods only from
-1.34. ``/pods`` (if an address is set) shows pods with uid but no ids; then only our own grants tell
-which containers are served. Kubelet answers at most 100 requests a second and refuses the rest at
-once, so a refusal of that kind is tried again within the deadline. Seconds throughout.
+``List`` returns sidecars and application containers with their device ids; since Kubernetes 1.34 it
+returns active pods only. ``/pods`` (if an address is set) returns pods with uid but without device
+ids; then only the agent's own grants show which containers are served. Kubelet answers at most 100
+requests per second and rejects the rest at once, so such a rejection is retried within the
+deadline. Seconds throughout.
 """
 
 import logging
@@ -26,7 +27,7 @@ from hami_nodeagent.shell.site import Site
 PEER = "kubelet"
 _BUSY_WAIT_S = 0.02
 _MESSAGE_LIMIT = 16 << 20
-"""Kubelet's own limit for answers of this service."""
+"""Kubelet's own limit for responses of this service, in bytes."""
 _OPTIONS = [
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -41,7 +42,7 @@ _pods_decoder = msgspec.json.Decoder(PodListView)
 
 
 class PodsPage:
-    """Kubelet's ``/pods`` over HTTP(S)."""
+    """Reads kubelet's ``/pods`` over HTTP(S)."""
 
     def __init__(self, url: str, *, token_file: str = "", ca_file: str = "") -> None:
         self._url = url
@@ -49,7 +50,7 @@ class PodsPage:
         self._ca_file = ca_file
 
     async def read(self, timeout_s: float) -> tuple[ListedPod, ...]:
-        """The pods kubelet has; ``Unavailable`` when it does not tell."""
+        """Return kubelet's pods; ``Unavailable`` if kubelet does not answer."""
         headers = {}
         try:
             if self._token_file:
@@ -74,7 +75,7 @@ class PodsPage:
 
 
 class PodResources:
-    """What kubelet lists. ``aclose`` ends the connection."""
+    """Client of kubelet's list of pods. ``aclose`` ends the connection."""
 
     def __init__(self, *, site: Site, fallback: PodsPage | None = None) -> None:
         self._timeout_s = site.settings.list_timeout_s
@@ -89,12 +90,12 @@ class PodResources:
         self._stub = podresources_grpc.PodResourcesListerStub(self._channel)
 
     async def aclose(self) -> None:
-        """Let go of kubelet."""
+        """Close the connection to kubelet."""
         with anyio.CancelScope(shield=True):
             await self._channel.close()
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[ListedPod, ...]:
-        """Kubelet's pods; ``Unavailable`` when neither source answers."""
+        """Return kubelet's pods; ``Unavailable`` if neither source answers."""
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         begun_s = self._clock.monotonic_s()
         try:
@@ -108,7 +109,7 @@ class PodResources:
         return self._settled(listed)
 
     async def foreign_ids(self, resource: str, *, timeout_s: float) -> frozenset[str]:
-        """Healthy ids of ``resource`` that some plugin serves now; empty when kubelet is silent."""
+        """Return healthy ids of ``resource`` that a plugin serves; empty if kubelet is silent."""
         try:
             answer = await self._stub.GetAllocatableResources(
                 api.AllocatableResourcesRequest(), timeout=timeout_s
@@ -153,7 +154,7 @@ class PodResources:
         )
 
     def forget_settled(self) -> None:
-        """Kubelet restarted: it admits all its pods anew."""
+        """Forget which pods are settled: kubelet restarted and admits all its pods again."""
         self._first_seen_s.clear()
 
 
@@ -169,7 +170,7 @@ def _listed(answer: api.ListPodResourcesResponse) -> tuple[ListedPod, ...]:
 
 
 def _ids(container: api.ContainerResources) -> dict[str, frozenset[str]]:
-    """Resource → ids; kubelet repeats a resource once per id and NUMA node."""
+    """Return the ids by resource; kubelet repeats a resource once per id and NUMA node."""
     ids: dict[str, set[str]] = {}
     for entry in container.devices:
         ids.setdefault(entry.resource_name, set()).update(entry.device_ids)

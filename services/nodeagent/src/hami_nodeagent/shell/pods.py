@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the pods of this node at the API server, and reads single pods when a decision needs it.
+"""Watches the pods of this node at the API server, and reads single pods when a decision needs it.
 
-All pods of the node are watched, not only those our webhook prepared: a pod that was scheduled
-around us and asks for a device must be recognised to be refused. The watch is the normal source;
-``confirm`` and ``confirm_all`` are consistent reads, asked for by ``core.claims`` when it must
-know that our picture is not older than kubelet's.
+All pods of the node are watched, not only those that our webhook prepared: a pod that requests a
+device but bypassed our scheduler must be recognized so that it can be refused. The watch is the
+normal source; ``confirm`` and ``confirm_all`` are consistent reads, which ``core.claims`` requests
+when it must know that the agent's picture is not older than kubelet's.
 """
 
 import logging
@@ -80,7 +80,7 @@ _node_decoder = msgspec.json.Decoder(_NodeView)
 
 
 class PodSource:
-    """The pods of one node."""
+    """Source of the pods of one node."""
 
     def __init__(
         self,
@@ -98,17 +98,17 @@ class PodSource:
         self._metrics = site.metrics
         self._quarantine = site.quarantine
         self._views_by_uid: dict[str, PodView] = {}
-        """Whole pods, to judge their annotations anew when keys change."""
+        """Complete pods, to verify their annotations again when keys change."""
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Follow the pods for ever; started once the first list is in."""
+        """Watch the pods until cancelled; started after the first list."""
         selector = f"spec.nodeName={self._picture.node}"
         told: set[str] | None = set()
         async with self._kube.list_watch(PODS_PATH, field_selector=selector) as events:
             async for event in events:
                 if event.type == "SYNCED":
                     if told is not None:
-                        # A watch that begins again does not tell what went in between.
+                        # A restarted watch does not report deletions that happened in between.
                         await self._end_all_but(told)
                         told = None
                         task_status.started()
@@ -126,7 +126,7 @@ class PodSource:
                     size_bytes=len(event.raw),
                 )
                 if event.type == "DELETED":
-                    # It is gone, whatever else of it can be read.
+                    # The pod is gone even if its object could not be read.
                     self._end(metadata.uid)
                     self._quarantine.forget("pod", metadata.uid or "unreadable")
                 self._metrics.pods.set(len(self._picture.pods))
@@ -142,7 +142,7 @@ class PodSource:
             del self._picture.unreadable_pods[uid]
 
     def _take(self, event: WatchEvent) -> None:
-        """Take one change of a pod; what it raises leaves the pod as it was known before."""
+        """Apply one pod event; if it raises, the last known facts of the pod stay."""
         try:
             with self._noting(event.raw):
                 self._learn(_decode(event.raw))
@@ -152,9 +152,10 @@ class PodSource:
 
     @contextmanager
     def _noting(self, raw: bytes) -> Iterator[None]:
-        """Note the pod of the object ``raw`` as unreadable, if the block cannot take it.
+        """Note the pod of the object ``raw`` as unreadable if the block raises.
 
-        What was known of the pod stays: then nothing is given to it, because it is not confirmed.
+        Only pods are noted that have no known facts, have not finished, and mention a resource of
+        this agent. Known facts stay, but the pod gets no devices, because it cannot be confirmed.
         """
         try:
             yield
@@ -174,7 +175,7 @@ class PodSource:
             raise
 
     async def confirm(self, facts: PodFacts) -> None:
-        """Read the pod that has this name now. ``Unavailable`` when the API server is away."""
+        """Read the pod that has this name now; ``Unavailable`` without the API server."""
         try:
             raw = await self._kube.get(
                 api_path("api", "v1", "namespaces", facts.namespace, "pods", facts.name)
@@ -193,11 +194,11 @@ class PodSource:
             self._picture.note_change()
 
     async def confirm_all(self) -> None:
-        """Read all pods of this node. ``Unavailable`` when the API server is away."""
+        """Read all pods of this node; ``Unavailable`` without the API server."""
         selector = f"spec.nodeName={self._picture.node}"
         pages = await self._kube.list_pages(PODS_PATH, field_selector=selector)
         lists = [decode(page, _RawList, what="pods of this node") for page in pages]
-        # A list that comes in pages shows the state of its first one.
+        # All pages of a list show the state at the revision of the first page.
         revision = _number(lists[0].metadata.resource_version) if lists else 0
         read: list[tuple[PodFacts, int]] = []
         for raw in [bytes(item) for page in lists for item in page.items]:
@@ -211,7 +212,7 @@ class PodSource:
             )
             known = self._picture.pods.find(metadata.uid)
             if not is_read and known is not None:
-                read.append((known, 0))  # it exists, as it was known
+                read.append((known, 0))  # it exists; its known facts stay
         self._picture.pods.put_all(read, revision=revision, now_s=self._clock.monotonic_s())
         self._picture.note_change()
 
@@ -224,24 +225,24 @@ class PodSource:
         read.append((facts, _number(pod.metadata.resource_version)))
 
     def judge_again(self) -> None:
-        """Verify all annotations anew: the trusted keys changed."""
+        """Verify all annotations again, because the trusted keys changed."""
         for uid, pod in list(self._views_by_uid.items()):
             name = (pod.metadata.namespace, pod.metadata.name)
             self._quarantine.call("pod", uid, partial(self._judge, pod), name=name)
         self._picture.note_change()
 
     def _judge(self, pod: PodView) -> None:
-        # Revision 0: same object, other verdict.
+        # Revision 0 always counts as newer: the object is the same, only its verification changed.
         self._picture.pods.put(self._facts(pod), revision=0, now_s=self._clock.monotonic_s())
 
     def forget(self, *, gone_before_s: float) -> None:
-        """Drop what is known of pods that are gone since before this time."""
+        """Drop pods that were deleted before this time, in seconds of the monotonic clock."""
         self._picture.pods.forget(gone_before_s=gone_before_s)
         for uid in [uid for uid in self._views_by_uid if self._picture.pods.find(uid) is None]:
             del self._views_by_uid[uid]
 
     async def learn_kubelet_version(self) -> None:
-        """Find out whether this kubelet leaves refused pods out of its list."""
+        """Read kubelet's version, which shows whether its list omits inactive (refused) pods."""
         raw = await self._kube.get(api_path("api", "v1", "nodes", self._picture.node))
         try:
             version = _node_decoder.decode(raw).status.node_info.kubelet_version
@@ -285,7 +286,7 @@ class PodSource:
 
 
 def _metadata(raw: bytes) -> _Metadata:
-    """Names of a pod, whatever else of it cannot be read; empty when they cannot either."""
+    """Return the names of a pod even if the rest is unreadable; empty if they are, too."""
     try:
         return _named_decoder.decode(raw).metadata
     except UNDECODABLE:
@@ -293,7 +294,7 @@ def _metadata(raw: bytes) -> _Metadata:
 
 
 def _phase(raw: bytes) -> str:
-    """Phase of a pod; empty when it cannot be read."""
+    """Return the phase of a pod; empty if it is unreadable."""
     try:
         return _status_decoder.decode(raw).status.phase
     except UNDECODABLE:
@@ -308,12 +309,12 @@ def _decode(raw: bytes) -> PodView:
 
 
 def _number(revision: str) -> int:
-    """Position in the API server's history; 0 when it does not look like one."""
+    """Return a ``resourceVersion`` as a number; 0 if it is not one."""
     return whole(revision, most=INT64_MAX) or 0
 
 
 def _version(text: str) -> tuple[int, int]:
-    """Major and minor of a version such as ``v1.34.2-eks-1``; (0, 0) when there is none."""
+    """Return major and minor of a version such as ``v1.34.2-eks-1``; (0, 0) if unreadable."""
     major, _, rest = text.removeprefix("v").partition(".")
     minor = rest.partition(".")[0].rstrip("+")
     found = whole(major), whole(minor)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the page from which all containers of this node learn who is active (design D31).
+"""Writes the page from which all containers of this node read the active priorities (design D31).
 
-The layout is that of ``native/libvgpu/src/priority.h`` (checked against it by a test). One file,
-written in place because containers map it, its directory mounted into them read-only. A device is
-written so: ``sequence`` odd, fields, ``sequence`` even, then whoever waits on ``sequence`` is
-woken. What is written holds until the lease ends, so an agent that dies stops blocking anybody.
-Times in the page are nanoseconds of CLOCK_MONOTONIC, which all containers of a host share.
+The layout is that of ``native/libvgpu/src/priority.h`` (checked against it by a test). The page is
+one file, written in place because containers map it; its directory is mounted into them read-only.
+A device is written in this order: ``sequence`` odd, fields, ``sequence`` even, and on a change a
+futex wake of the processes that wait on ``sequence``. Values are valid until the lease ends, so
+containers stop waiting after the agent dies. Times in the page are nanoseconds of CLOCK_MONOTONIC,
+which all containers of a host share.
 """
 
 import ctypes
@@ -60,7 +61,7 @@ class PriorityPage:
     """The page, mapped writable. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Use the page at ``path`` if it is one, because containers map it; else make a new one."""
+        """Map the page at ``path``; a valid page is kept, because containers have it mapped."""
         ensure_page(path)
         self._path = path
         with path.open("r+b") as file:
@@ -74,24 +75,24 @@ class PriorityPage:
         self._number_by_uuid = self._read_numbers()
 
     def write(self, standings: Mapping[str, Standing], *, lease_until_ns: int) -> None:
-        """Tell of these devices; those without room in the page are left out."""
+        """Write the values of these devices; devices beyond the page's capacity are left out."""
         for uuid, standing in standings.items():
             number = self._number_of(uuid)
             if number is not None:
                 self._write_device(number, standing, lease_until_ns)
 
     def is_current(self) -> bool:
-        """Whether the path still names this page, so that new containers map it too."""
+        """Return true if the path still names this page, so that new containers map it, too."""
         try:
             return self._path.stat().st_ino == self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """Unmap; what was written holds until its lease ends."""
+        """Unmap the page; the written values stay valid until their lease ends."""
         for view in (self._longs, self._words, self._bytes):
             view.release()
-        # ctypes keeps its view of the mapping until it is collected; the mapping goes with it.
+        # ctypes keeps its view of the mapping until it is collected; then the mapping is released.
 
     def _write_device(self, number: int, standing: Standing, lease_until_ns: int) -> None:
         at = HEADER_BYTES + number * DEVICE_BYTES
@@ -113,7 +114,7 @@ class PriorityPage:
             _libc.syscall(_FUTEX_CALL, address, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
     def _fence(self) -> None:
-        """Stores before it are seen before those after it: taking a lock orders memory."""
+        """Order stores before the call ahead of stores after it: taking a lock orders memory."""
         with self._order:
             pass
 
@@ -144,7 +145,7 @@ class PriorityPage:
 
 
 class PriorityKeeper:
-    """Keeps the page true for one node."""
+    """Keeps the page of one node up to date."""
 
     def __init__(self, site: Site) -> None:
         settings = site.settings
@@ -156,22 +157,22 @@ class PriorityKeeper:
 
     @property
     def mounts(self) -> tuple[BindMount, ...]:
-        """How a container is shown the page."""
+        """Return the mounts through which a container sees the page."""
         directory = str(self._path.parent)
         return (BindMount(host_path=directory, container_path=CONTAINER_DIRECTORY),)
 
     def ensure(self) -> None:
-        """Have a page for containers to be shown; ``OSError`` when that is not possible."""
+        """Create the page for containers if needed; ``OSError`` if that is not possible."""
         ensure_page(self._path)
 
     async def run(self) -> None:
-        """Write for ever; while there is no page nobody waits for anybody, which is logged."""
+        """Write until cancelled; without a page no container waits for another, which is logged."""
         while True:
             await self._keep_page()
             await self._site.clock.sleep(self._site.settings.priority.idle_s)
 
     async def _keep_page(self) -> None:
-        """Write until the page is not the one that containers are shown any more."""
+        """Update the page until its path names another file, which new containers would map."""
         try:
             page = await anyio.to_thread.run_sync(PriorityPage, self._path)
         except OSError as error:
@@ -185,7 +186,7 @@ class PriorityKeeper:
             page.close()
 
     async def _look(self, page: PriorityPage) -> float:
-        """Look once; how long to wait for the next look."""
+        """Update the page once; return the seconds until the next update."""
         settings = self._site.settings.priority
         devices = self._picture.view.devices_by_uuid.values()
         uuids = [one.uuid for one in devices if one.vendor in LIMITED_VENDORS]
@@ -208,7 +209,10 @@ class PriorityKeeper:
     def _write(
         self, page: PriorityPage, holders: Sequence[Holder], uuids: Sequence[str]
     ) -> list[tuple[ContainerKey, Exception]]:
-        """Write once; a container whose activity cannot be read counts as one that does nothing."""
+        """Write the page once; return the containers whose region read raised, with the error.
+
+        A container whose activity cannot be read counts as making no launches.
+        """
         volumes = {(one.pod_uid, one.container): one.volume for one in holders}
         read, failed = sift(
             volumes, lambda key: read_activity(region_path(self._pods_dir, key[0], volumes[key]))
@@ -225,7 +229,7 @@ class PriorityKeeper:
 
 
 def ensure_page(path: Path) -> None:
-    """Have a page at ``path``: the one that is there, or a new one."""
+    """Create the page at ``path`` unless a valid one exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o755)
     if not _is_page(path):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads usage regions from pods' volumes: open, read once, close (design D8).
 
-A region is never mapped here, because a mapping that stays open keeps kubelet from unmounting the
-volume. The volume belongs to the tenant, who may put anything under the name: a link, a pipe, a
-device, a file of any size. So the name is first looked at without opening what it names, and at
-most one region's bytes are read. Calls block for as long as a read from memory takes.
+A region is never mapped here, because an open mapping keeps kubelet from unmounting the volume. The
+volume belongs to the tenant, who may put anything under the name: a link, a pipe, a device, a file
+of any size. So the type and size of the file are checked with ``O_PATH`` before it is opened for
+reading, and at most one region's bytes are read. Calls block for as long as a read from memory
+takes.
 """
 
 import os
@@ -31,17 +32,17 @@ _EMPTY_DIR = "kubernetes.io~empty-dir"
 
 
 def region_path(pods_dir: Path, pod_uid: str, volume: str) -> Path:
-    """Where kubelet keeps the volume of this name, below its directory of pods."""
+    """Return the path of the region in the volume, below kubelet's directory of pods."""
     return pods_dir / pod_uid / "volumes" / _EMPTY_DIR / volume / FILE_NAME
 
 
 def read_region(path: Path, find_dead: FindDead | None = None) -> Region | Refused:
-    """The region at ``path``, without ``find_dead`` with all owners alive; raises nothing."""
+    """Return the region at ``path``; never raises. Without ``find_dead`` no owner is dead."""
     return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0), find_dead))
 
 
 def read_activity(path: Path) -> int | Refused:
-    """A number that changes with every launch; cheaper than the whole region. Raises nothing."""
+    """Return a number that every launch changes; cheaper than ``read_region``; never raises."""
     return _with_file(path, _read_activity)
 
 
@@ -54,7 +55,7 @@ def _read_activity(file: int, size: int) -> int | Refused:
 
 
 def _with_file(path: Path, read: Callable[[int, int], T | Refused]) -> T | Refused:
-    """What ``read`` makes of an open file and its size."""
+    """Open ``path`` safely and return the result of ``read`` with its descriptor and size."""
     try:
         handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def _with_file(path: Path, read: Callable[[int, int], T | Refused]) -> T | Refus
             return Refused(reason="not-a-file")
         if found.st_size > SIZE_MAX:
             return Refused(reason="size")
-        # The file itself, whatever the name stands for by now.
+        # Opens the checked file itself: the name may refer to another file by now.
         reading = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return read(reading, found.st_size)

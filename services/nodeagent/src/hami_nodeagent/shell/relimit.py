@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps limits files as the pods' signed allocations say, while containers run (design D8).
+"""Keeps limits files equal to the pods' signed allocations while containers run (design D8).
 
-Where a limits file travels with the pod, kubelet rewrites it from the annotation and nothing is
-done here but to read what it says. Where the agent mounted one, because the pod did not pass our
-webhook, it is rewritten when the pod's verified annotation names other shares than the file: after
-a resize, also one that happened while the agent was away. Memory in MiB.
+If the limits file is in a volume of the pod, kubelet rewrites it from the annotation, and this
+module only reads it. If the agent mounted the file, because the pod did not pass our webhook, this
+module rewrites it when the pod's verified annotation has other shares than the file: after a
+resize, including a resize while the agent was not running. Memory in MiB.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def limits_path(pods_dir: Path, agent_file: Path, pod: PodFacts, container: str) -> Path:
-    """Where the host has the container's limits file: in the pod's volume, or the agent's own."""
+    """Return the host path of the container's limits file: in the pod's volume or the agent's."""
     volume = pod.limits_volumes.get(container)
     if volume is None:
         return agent_file
@@ -39,7 +39,7 @@ def limits_path(pods_dir: Path, agent_file: Path, pod: PodFacts, container: str)
 
 
 def read_limits(path: Path) -> dict[str, DeviceLimit]:
-    """Limits by device as a file says them; empty when it cannot be read."""
+    """Return the limits in a file, by device; empty if it is unreadable."""
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode()
@@ -58,14 +58,14 @@ class Relimiter:
         self._keeper = keeper
 
     async def run(self) -> None:
-        """Keep them for ever."""
+        """Compare and rewrite until cancelled."""
         while True:
             changed = self._picture.changed
             await self.look()
             await self._picture.wait_change(changed, _LOOK_S)
 
     async def look(self) -> None:
-        """Compare every file with its pod once."""
+        """Compare every grant's file with its pod once, and rewrite it where they differ."""
         for grant in tuple(self._picture.grants):
             key = f"{grant.pod_uid}/{grant.container}"
             if self._site.quarantine.is_due("limits", key):
@@ -96,7 +96,7 @@ class Relimiter:
             )
 
     def _wanted(self, grant: Grant, pod: PodFacts) -> str | None:
-        """Text of the file; ``None`` where none of ours is mounted or nothing can be told."""
+        """Return the file's text; ``None`` if we mounted none or no verified share exists."""
         signed = pod.signed
         if grant.container in pod.limits_mounted or signed is None:
             return None
@@ -115,7 +115,7 @@ class Relimiter:
 
 
 def _differs(path: Path, text: str) -> bool:
-    """Whether the file is there and says something else."""
+    """Return true if the file exists with another content."""
     try:
         return path.read_bytes() != text.encode()
     except OSError:
@@ -125,5 +125,5 @@ def _differs(path: Path, text: str) -> bool:
 def read_all(
     paths: Iterable[tuple[tuple[str, str], Path]],
 ) -> dict[tuple[str, str], dict[str, DeviceLimit]]:
-    """What the files of some containers say."""
+    """Return the limits in the files, per container; none for an unreadable file."""
     return {item[0]: found for item, found in sift(paths, lambda item: read_limits(item[1]))[0]}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a claim into the answer that kubelet passes to the container runtime (design D8, D10).
+"""Renders a claim as the response that kubelet passes to the container runtime (design D8, D10).
 
-The vendor says what the container must see; here its plan becomes protobuf. Units and order are the
-vendor's. A container whose pod did not pass our webhook gets its limits file from the host.
+The vendor returns the edits that inject a container's shares; this module converts them to
+protobuf, in the vendor's units and order. A container whose pod did not pass our webhook gets its
+limits file from the host.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Renderer:
         limits_directory: Path | None,
         library_mounts: Sequence[BindMount] = (),
     ) -> api.ContainerAllocateResponse:
-        """The answer for one container and vendor."""
+        """Return the response for one container and vendor."""
         context = self.context(claim, library_mounts)
         edits = self.edits(vendor, claim.shares, claim.devices, context)
         return self.response(edits, limits_directory=limits_directory)
@@ -46,13 +47,13 @@ class Renderer:
         devices: Sequence[Device],
         context: RenderContext,
     ) -> ContainerEdits:
-        """What the container must see of its shares."""
+        """Return the environment, devices and mounts that show the container its shares."""
         return self._catalog.vendor(vendor).render(shares, devices, context)
 
     def response(
         self, edits: ContainerEdits, *, limits_directory: Path | None
     ) -> api.ContainerAllocateResponse:
-        """The same as protobuf."""
+        """Return the edits as protobuf, with a mount of ``limits_directory`` if there is one."""
         mounts = [*edits.mounts]
         if limits_directory is not None:
             mounts.append(
@@ -82,7 +83,7 @@ class Renderer:
         )
 
     def context(self, claim: Claim, library_mounts: Sequence[BindMount]) -> RenderContext:
-        """This node's settings, and what the pod brings, for rendering."""
+        """Return the input for rendering: this node's settings and the volumes of the pod."""
         settings = self._settings
         return RenderContext(
             mode=settings.injection,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of one agent shares: the picture, the settings, the clock, counters, the disk."""
+"""Objects that all parts of one agent share: state, settings, clock, metrics, checkpoint."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,11 @@ from hami_nodeagent.shell.sequence import Sequence
 
 @dataclass(kw_only=True)
 class Site:
-    """One agent's shared objects; made once by the composition root."""
+    """One agent's shared objects; created once by the composition root."""
 
     picture: Picture
     settings: Settings
-    """Those in force: what reads one of ``Settings.HOT`` here, reads it anew each time."""
+    """Current settings; read those of ``Settings.HOT`` at each use: a reload changes them."""
     clock: Clock
     metrics: Metrics
     checkpoint: Checkpoint
@@ -35,11 +35,11 @@ class Site:
 
     @cached_property
     def supervisor(self) -> Supervisor:
-        """Restarts loops that end."""
+        """Restarts loops that fail."""
         return Supervisor(clock=self.clock, registry=self.metrics.registry)
 
     def use(self, settings: Settings) -> None:
-        """Take over what is hot of ``settings``."""
+        """Replace the settings; the caller changes only those of ``Settings.HOT``."""
         self.settings = settings
 
     @property

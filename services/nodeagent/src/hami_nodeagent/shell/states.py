@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes how far each allocation of this node has come (design D5), from facts, again and again.
+"""Reconciles the state record of each allocation of this node with the facts (design D5).
 
-``core.reporting`` says which state is next; here it is written with compare-and-set on its key. A
-lost race is read back and judged anew. While the bus is away nothing is queued: the facts are still
-there when it returns. States that others write (the scheduler's ``bound`` and ``failed``) are read
-at start, after each reconnect, at each lost race, and for one pod when its Allocate is decided.
+``core.reporting`` decides the next state; this module writes it with compare-and-set on its key.
+After a conflict the stored record is read and the state is decided again. While the bus is
+unavailable nothing is queued: the next pass derives the state from the facts. States that others
+write (the scheduler's ``bound`` and ``failed``) are read at start, after each reconnect, every
+``READ_AGAIN_S`` seconds, after each conflict, and for one pod when its Allocate is decided.
 """
 
 import logging
@@ -37,13 +38,13 @@ from hami_nodeagent.shell.site import Site
 
 KIND: Final = "allocation"
 READ_AGAIN_S = 60.0
-"""How often all states are read although nothing seems to have changed."""
+"""Interval of a complete read of all states without a known change, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 def _uid_of(key: str) -> str:
-    """Uid of the pod whose state has this key; empty when it is none of ours."""
+    """Return the pod uid in a state's key; empty for a key of another format."""
     try:
         return subjects.parse_allocation_key(key)[1]
     except WireInvalid:
@@ -51,7 +52,7 @@ def _uid_of(key: str) -> str:
 
 
 def nothing_holds(vendor: str) -> str:
-    """What holds containers of ``vendor``: nothing."""
+    """Return the enforcement of ``vendor`` as empty: nothing limits its containers."""
     del vendor
     return ""
 
@@ -70,7 +71,8 @@ class States:
     ) -> None:
         """``generation`` grows with each connection to the bus.
 
-        ``holding`` tells what holds a vendor's containers to their memory, empty: nothing does.
+        ``holding`` returns what enforces the memory limit of a vendor's containers; empty if
+        nothing does.
         """
         self._holding = holding
         self._bucket = bucket
@@ -87,7 +89,7 @@ class States:
         self._revision_by_uid: dict[str, int] = {}
 
     async def keep(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep the states up to date for ever; started once the stored ones are read."""
+        """Reconcile the states until cancelled; started once the stored ones are read."""
         backoff = Backoff(first_s=self._retry_s, most_s=10 * self._retry_s)
         read_at_s = 0.0
         read_generation = -1
@@ -114,7 +116,7 @@ class States:
             await self._picture.wait_change(changed, left_s)
 
     async def _isolated(self, uid: str) -> None:
-        """Bring one allocation up to date; one that fails has its own delay."""
+        """Update the state of one allocation; an allocation that fails has its own backoff."""
         entry = self._picture.entries_by_uid.get(uid)
         if entry is None or not self._quarantine.is_due(KIND, uid):
             return
@@ -127,7 +129,7 @@ class States:
         )
 
     async def read_one(self, uid: str, *, timeout_s: float) -> None:
-        """Read the newest state of one pod; leaves what is known when the bus does not answer."""
+        """Read the newest state of one pod; the known state stays if the bus does not answer."""
         with anyio.move_on_after(timeout_s):
             try:
                 stored = await self._bucket.get(subjects.allocation_key(self._picture.node, uid))
@@ -145,7 +147,7 @@ class States:
             await self._isolated_take(stored)
 
     async def _isolated_take(self, stored: Stored) -> None:
-        """Take a state; while one cannot be read, kubelet is refused for its pod."""
+        """Store a state; while it is unreadable, kubelet's calls for its pod are refused."""
         if await self._quarantine.run("state", stored.key, partial(self._take, stored)):
             return
         known = self._quarantine.get("state", stored.key)
@@ -166,7 +168,7 @@ class States:
             self._revision_by_uid[uid] = stored.revision
 
     async def _bring_up_to_date(self, uid: str) -> None:
-        """Write one step after the other until the allocation stands where the facts put it."""
+        """Write one state after the other until the allocation's state matches the facts."""
         while True:
             entry = self._picture.entries_by_uid.get(uid)
             if entry is None:
@@ -233,12 +235,12 @@ class States:
             self._metrics.state_conflicts.inc()
             stored = await self._bucket.get(key)
             if stored is None:
-                # The bucket was made anew: what we knew of it is void.
+                # The bucket was re-created: the cached revision and state are invalid.
                 self._revision_by_uid.pop(record.pod_uid, None)
                 self._picture.states_by_uid.pop(record.pod_uid, None)
             else:
                 self._revision_by_uid[record.pod_uid] = 0
-                # One that cannot be read ends this attempt: it is not overwritten unread.
+                # An unreadable state raises here, which keeps it from being overwritten.
                 self._take(stored)
             return
         before = self._picture.states_by_uid.get(record.pod_uid)
@@ -269,7 +271,7 @@ class States:
             )
 
     def _trace(self, state: StateRecord, before: StateRecord | None, traceparent: str) -> None:
-        """A span from the state before, if we wrote it, to this one."""
+        """Record a span from the previous state, if this agent wrote it, to this one."""
         if not self._tracing.is_recording:
             return
         begin_s = state.time_s
@@ -294,10 +296,11 @@ class States:
         )
 
     async def _warn_of_unheld(self, record: AllocationRecord) -> None:
-        """A share that is placed and booked but not enforced is never given in silence.
+        """Report shares that are allocated but not enforced, in a metric and as Events on the pod.
 
-        Where the operator's setting says that nothing is enforced, the metric and the state record
-        tell it: an Event for each pod would say nothing new, at one write to the API server each.
+        If the operator disabled the in-container library (``enforcement`` is ``none``), its
+        vendors' shares are reported in the metric and the state record only: an Event per pod would
+        repeat the setting at one API server write each.
         """
         vendors = unheld_vendors(
             record, self._picture.grants, self._picture.view.devices_by_uuid, self._holding

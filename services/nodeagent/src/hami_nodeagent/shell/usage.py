@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at all usage every few seconds: regions, driver, processes; feeds metrics and breaches.
+"""Samples usage every few seconds (regions, drivers, processes) for metrics and breach detection.
 
-One look reads each container's region, asks each driver, and finds the owners of the processes it
-names. A driver that does not answer leaves its devices out of the look: their breaches stand as
-they were. What one container, process or driver raises is put in quarantine, and the look goes on.
-Times in seconds; regions count in nanoseconds of CLOCK_MONOTONIC, which all containers of a host
-share.
+A sample reads each container's region, asks each driver, and finds the owners of the processes that
+the driver names. If a driver does not answer, its devices are missing from the sample and their
+breaches keep their state. An error of one container, process or driver is recorded in the
+quarantine, and the rest of the sample is taken. Times in seconds; regions count in nanoseconds of
+CLOCK_MONOTONIC, which all containers of a host share.
 """
 
 import logging
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class UsageWatch:
-    """The periodic look of one agent."""
+    """Takes the periodic samples of one agent."""
 
     def __init__(self, *, site: Site, drivers: Sequence[Driver], teller: BreachTeller) -> None:
         settings = site.settings
@@ -71,14 +71,14 @@ class UsageWatch:
         self._going_by_vendor: dict[str, Outcome] = {}
         self._processes_by_uuid: Mapping[str, Sequence[Process]] = {}
         self._use_by_instance: Mapping[tuple[str, str], InstanceUsage] = {}
-        """What drivers said last of hardware partitions, by device and partition."""
+        """Last usage that drivers reported per hardware partition: (device UUID, partition id)."""
         self._counters = Counters()
         self._launches: dict[ContainerKey, int] = {}
         self.metrics = UsageMetrics(site.node, sets=settings.metric_names)
         site.metrics.registry.register(self.metrics)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Take samples until cancelled."""
         while True:
             await self._site.quarantine.run("usage", "look", self.look, is_retried=False)
             await self._site.clock.sleep(
@@ -86,10 +86,10 @@ class UsageWatch:
             )
 
     async def look(self) -> None:
-        """Look once."""
+        """Take one sample."""
         holders = self._holders()
         region_by_container = await self._regions(holders)
-        # Show what the regions say before a driver is asked, which may take its time.
+        # Publish the regions' figures first, because a driver may answer late.
         self._show(holders, region_by_container, self._processes_by_uuid, ())
         processes_by_uuid: dict[str, Sequence[Process]] = {}
         usages: list[DeviceUsage] = []
@@ -118,7 +118,7 @@ class UsageWatch:
         usages: list[DeviceUsage],
         processes_by_uuid: dict[str, Sequence[Process]],
     ) -> None:
-        """Ask one driver, and report the breaches that its answer shows."""
+        """Query one driver, and report the breaches that its response shows."""
         try:
             of_vendor = await driver.usage()
         except DriverError as error:
@@ -127,7 +127,7 @@ class UsageWatch:
         usages.extend(of_vendor)
         processes = await self._processes(of_vendor)
         processes_by_uuid |= processes
-        # The grants may have changed while the driver was asked.
+        # The grants may have changed while the driver was queried.
         outcome = self._book_by_vendor[driver.vendor].look(
             self._holders(), self._judged(processes), now_s=self._site.clock.monotonic_s()
         )
@@ -135,7 +135,7 @@ class UsageWatch:
         await self._teller.tell(outcome, driver.vendor)
 
     async def rows(self) -> tuple[Row, ...]:
-        """What is used at this moment by the regions; what drivers say is of the last look."""
+        """Return the current usage by regions, with the drivers' figures of the last sample."""
         holders = self._holders()
         regions = await self._regions(holders)
         return self._rows(holders, regions, self._processes_by_uuid)
@@ -146,7 +146,7 @@ class UsageWatch:
         region_by_container: Mapping[ContainerKey, Region],
         processes_by_uuid: Mapping[str, Sequence[Process]],
     ) -> tuple[Row, ...]:
-        """What each holder uses; one whose figures cannot be read is left out."""
+        """Return each holder's usage; a holder whose figures cannot be read is left out."""
         parts = self._parts()
         rows, failed = sift(
             holders, lambda one: rows_of((one,), region_by_container, processes_by_uuid, parts)
@@ -157,7 +157,7 @@ class UsageWatch:
     def _containers(
         self, holders: Sequence[Holder], region_by_container: Mapping[ContainerKey, Region]
     ) -> tuple[ContainerRow, ...]:
-        """What each container counts; one whose figures cannot be read is left out."""
+        """Return each container's counters; one whose figures cannot be read is left out."""
         now_ns = int(self._site.clock.monotonic_s() * _NS_PER_S)
         first: dict[ContainerKey, Holder] = {}
         for holder in holders:
@@ -176,7 +176,7 @@ class UsageWatch:
         read: Sequence[Holder],
         failed: Sequence[tuple[Holder, Exception]],
     ) -> None:
-        """Release the holders that could be read, and put the others in quarantine."""
+        """Release readable holders from quarantine, and put the failed ones into it."""
         quarantine = self._site.quarantine
         for one in read:
             quarantine.forget(kind, f"{one.pod_uid}/{one.container}/{one.uuid}")
@@ -185,7 +185,7 @@ class UsageWatch:
             quarantine.failed(kind, key, error, name=(one.namespace, one.pod))
 
     async def _regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
-        """Regions by container; one that cannot be read counts as none."""
+        """Return the regions by container; an unreadable region counts as absent."""
         regions, failed = await anyio.to_thread.run_sync(self._read_regions, holders)
         for pod_uid, container in regions:
             self._site.quarantine.forget("region", f"{pod_uid}/{container}")
@@ -197,7 +197,7 @@ class UsageWatch:
         return regions
 
     def _parts(self) -> dict[ShareKey, Part]:
-        """The partitions that carry shares now, with what was said of them last."""
+        """Return the partitions that hold shares now, with their last reported usage."""
         found: dict[ShareKey, Part] = {}
         for owner, instance in self._picture.partitions.carried.items():
             use = self._use_by_instance.get((instance.uuid, instance.instance_id))
@@ -215,7 +215,7 @@ class UsageWatch:
         region_by_container: Mapping[ContainerKey, Region],
         processes_by_uuid: Mapping[str, Sequence[Process]],
     ) -> None:
-        """Share out the time since the last look."""
+        """Distribute the time since the last sample among the pods that held devices."""
         shown, devices = self.metrics.look, self._picture.view.devices_by_uuid
         idle = idle_parts(
             shown.rows,
@@ -259,7 +259,7 @@ class UsageWatch:
     def _judged(
         self, processes_by_uuid: Mapping[str, Sequence[Process]]
     ) -> dict[str, Sequence[Process]]:
-        """Those on devices that we give shares of: not hidden ones, not divided by hardware."""
+        """Return the processes on known devices that are shared without hardware partitions."""
         devices = self._picture.view.devices_by_uuid
         return {
             uuid: processes
@@ -288,7 +288,7 @@ class UsageWatch:
         return None
 
     async def _processes(self, usages: Sequence[DeviceUsage]) -> dict[str, tuple[Process, ...]]:
-        """Processes with owners, by device; devices whose processes are not known are left out."""
+        """Return processes with a known owner, by device; omit devices without process data."""
         pids = {one.pid for usage in usages for one in usage.processes or ()}
         containers: dict[str, ContainerName] = {
             container_id: (pod.uid, container)
@@ -345,7 +345,7 @@ class UsageWatch:
         )
 
     def _instances(self) -> list[tuple[Device, Instance]]:
-        """Hardware partitions of a known size, whoever made them."""
+        """Return the hardware partitions of known size: the agent's and those made by others."""
         board, devices = self._picture.partitions, self._picture.view.devices_by_uuid
         foreign = [one for several in board.foreign_by_uuid.values() for one in several]
         return [

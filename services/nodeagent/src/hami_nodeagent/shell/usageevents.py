@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the bus what the node's containers use, at a steady pace, from the last look.
+"""Publishes the usage of the node's containers at a fixed interval, from the last sample.
 
-One message for the node, whatever the number of containers. Nothing is kept for later: counters
-grow, so the next message holds what a lost one held. A node with no share in use and no device that
-its driver knows says nothing. Sizes in MiB, times in seconds.
+Each interval sends one message per node, independent of the number of containers. Messages are not
+queued: counters are cumulative, so the next message includes the content of a lost one. A node that
+has no share in use and no device known to its driver publishes nothing. Sizes in MiB, times in
+seconds.
 """
 
 import logging
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class UsageTeller:
-    """The usage messages of one agent."""
+    """Publishes the usage messages of one agent."""
 
     def __init__(
         self,
@@ -38,20 +39,20 @@ class UsageTeller:
         look: Callable[[], Look],
         publisher: Callable[[], Publisher | None],
     ) -> None:
-        """``look`` is the last one; the bus may not have been reached yet."""
+        """``look`` returns the last sample, ``publisher`` ``None`` before the first connection."""
         self._site = site
         self._look = look
         self._publisher = publisher
         self._every_s = site.settings.usage.event_s
 
     async def run(self) -> None:
-        """Tell for ever, or never where the operator wants none."""
+        """Publish until cancelled; return at once if ``usage.event_s`` is 0."""
         while self._every_s > 0:
             await self._site.clock.sleep(self._every_s)
             await self._site.quarantine.once("message", self.tell)
 
     async def tell(self) -> None:
-        """Tell once; what the bus does not take is gone."""
+        """Publish one message; it is dropped if the bus does not accept it."""
         publisher, look = self._publisher(), self._look()
         if publisher is None or not (look.rows or look.devices):
             return

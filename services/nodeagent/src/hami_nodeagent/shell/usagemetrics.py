@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of containers, devices and device time; the catalogue is docs/metrics.md.
+"""Exports the metrics of containers, devices and device time; docs/metrics.md lists them.
 
-Names and labels are those of HAMi's node monitor where it has the same figure, its older ones on
-request. A series exists while its container holds its share, with 0 rather than nothing, and
-vanishes with it: a scrape shows the last look, nothing is kept per series but device time. Labels
-come from the ledger and the API server, never from what a tenant wrote. Sizes in bytes, shares of a
-device in percent.
+Names and labels are those of HAMi's node monitor where it has the same figure, and its older ones
+where the operator selects them. A series exists while its container holds its share, with the value
+0 if there is no usage, and ends with the share: a scrape shows the last sample, and only device
+time is accumulated here. Labels come from the ledger and the API server, never from data that a
+tenant wrote. Sizes in bytes, shares of a device in percent.
 """
 
 import logging
@@ -41,11 +41,11 @@ class DeviceLine(NamedTuple):
 
     row: Row
     idle_s: float | None
-    """Since the container's last launch; ``None`` before the first."""
+    """Seconds since the container's last launch; ``None`` before the first."""
 
 
 class HostLine(NamedTuple):
-    """One device as the driver sees it."""
+    """One device as the driver reports it."""
 
     node: str
     device: Device
@@ -60,7 +60,7 @@ class PartLine(NamedTuple):
 
 
 class InstanceLine(NamedTuple):
-    """One MIG instance, whoever made it."""
+    """One MIG instance, made by the agent or by others."""
 
     node: str
     device: Device
@@ -68,7 +68,7 @@ class InstanceLine(NamedTuple):
 
 
 class BreachLine(NamedTuple):
-    """One breach that stands; names of the pod are empty for processes of the host."""
+    """One ongoing breach; the pod's names are empty for processes of the host."""
 
     breach: Breach
     namespace: str
@@ -76,7 +76,7 @@ class BreachLine(NamedTuple):
 
 
 class MeterLine(NamedTuple):
-    """What one namespace held of one type of device."""
+    """Device time that one namespace held of one device type, in seconds."""
 
     node: str
     account: Account
@@ -84,7 +84,7 @@ class MeterLine(NamedTuple):
 
 
 class CapacityLine(NamedTuple):
-    """How long all devices of one type were there."""
+    """Total time that devices of one type were present, in seconds."""
 
     node: str
     kind: Kind
@@ -130,7 +130,7 @@ def _length(line: InstanceLine) -> int:
 
 
 _MIG_UUID: Final = "mig_uuid"
-"""The handle that a MIG instance has, and nothing else."""
+"""Handle that only MIG instances have."""
 _MIG_LABELS = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
 _SHARE_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
 _OLD_SHARE_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
@@ -551,30 +551,30 @@ CAPACITY_GROUPS: Final[tuple[Group[CapacityLine], ...]] = (
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What the last look showed."""
+    """Result of the last sample."""
 
     rows: Sequence[Row] = ()
     containers: Sequence[ContainerRow] = ()
     devices: Sequence[tuple[Device, DeviceUsage]] = ()
     breaches: Sequence[tuple[Breach, str, str]] = ()
-    """With namespace and name of the pod; empty for processes of the host."""
+    """Breaches with namespace and name of the pod; empty for processes of the host."""
     instances: Sequence[tuple[Device, Instance]] = ()
     """Hardware partitions of a known size."""
 
 
 class UsageMetrics(Collector):
-    """Shows the last look at every scrape."""
+    """Exports the last sample at every scrape."""
 
     def __init__(self, node: str, *, sets: Collection[NameSet]) -> None:
-        """Show the sets of names ``sets``, and what HAMi has no name for."""
+        """Export the name sets ``sets``, and the metrics that HAMi does not have."""
         self._node = node
-        # Volcano's agents show some of HAMi's older names.
+        # Volcano's agents export some of HAMi's older names.
         self._sets = {"legacy" if name == "volcano" else name for name in sets}
         self.look = Look()
         self.meter = Meter()
 
     def collect(self) -> Iterable[Metric]:
-        """All families, those without a series too."""
+        """Yield all families, including those without a series."""
         look, node, meter = self.look, self._node, self.meter
         idle_by_container = {_key(one.holder): one.idle_s for one in look.containers}
         lines = [DeviceLine(row, idle_by_container.get(_key(row.holder))) for row in look.rows]
@@ -603,7 +603,7 @@ class UsageMetrics(Collector):
             for family, figure in group.families:
                 kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
                 shown = kind(family.name, family.text, labels=group.labels)
-                # A series that cannot be shown must not hide the others from every scrape.
+                # One failing series must not remove all others from every scrape.
                 values, failed = sift(things, partial(_series, group, figure))
                 for _, (labels, value) in values:
                     if value is not None:
