@@ -55,13 +55,12 @@ async def test_agent_restart_keeps_its_grants_so_containers_may_start_again(plan
         await plane.until_state(record.pod_uid, "running")
     async with plane.agent():
 
-        async def has_restarted() -> bool:
-            statuses = (await plane.pod("web"))["status"]["containerStatuses"]
-            return bool(statuses[0]["restartCount"] >= 1)
+        async def has_restarted_with_limits() -> bool:
+            status = (await plane.pod("web"))["status"]["containerStatuses"][0]
+            text = plane.kubelet.logs("web", "main")
+            return status["restartCount"] >= 1 and f"allocation={record.allocation_id}" in text
 
-        await until(has_restarted)
-        text = plane.kubelet.logs("web", "main")
-        assert f"allocation={record.allocation_id}" in text
+        await until(has_restarted_with_limits)
     assert [s.state for s in await plane.story(record.pod_uid)] == ["bound", "prepared", "running"]
 
 
