@@ -2,9 +2,9 @@
 """Copies the ledger records of this node into the agent's state (design D23).
 
 The last known records stay while the bus is unavailable; only a ledger that was replaced by another
-one (``Reset``) removes them. Of two records of one pod the one with the higher sequence is valid. A
-record that kubelet's call waits for is read directly from the bucket: the feed may have missed it,
-and the scheduler that repeats all records may be down.
+one (``Reset``) removes them. Of two records of one pod the one with the higher revision is
+valid. A record that a kubelet call waits for is read directly from the bucket: the feed may have
+missed it, and the registry replica from which the feed re-reads all records may be unavailable.
 """
 
 import logging

@@ -3,8 +3,9 @@
 
 Reads only, below the host's root file system as the agent sees it (``host_root``): configuration of
 the container runtime and of the vendor's toolkit, CDI specifications, kubelet's directory of
-plugins, the C library. A file that cannot be read is reported as such and never passes a check.
-Calls block for reads of small files, so they run in a thread.
+plugins, the C library. Unreadable files are skipped; a check that can read none of the files
+that it needs reports WARN or FAIL. The driver check also passes without the driver's version file
+if the registry lists devices. Calls block for reads of small files, so they run in a thread.
 """
 
 import logging

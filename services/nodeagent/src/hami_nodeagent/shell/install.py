@@ -164,7 +164,7 @@ class Installer:
 
 
 def mapped_inodes(proc: Path, inodes: frozenset[int]) -> frozenset[int] | None:
-    """Return those of ``inodes`` that a readable process maps; ``None`` if none can be read.
+    """Return those of ``inodes`` that a readable process maps; ``None``: ``proc`` is unreadable.
 
     A mapped file stays usable after its name is removed: this only keeps versions with which a
     container whose grant was lost could be restarted. Files are compared by inode, because a

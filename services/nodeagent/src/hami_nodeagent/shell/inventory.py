@@ -97,7 +97,7 @@ class VendorDevices:
         self._wanted = anyio.Event()
 
     def look_again(self) -> None:
-        """Discover now, because devices were changed; the report is sent again, too."""
+        """Discover now, and let the reporter compare its facts with the last stored report."""
         self._wanted.set()
         self._note_change()
 

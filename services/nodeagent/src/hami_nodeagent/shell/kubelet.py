@@ -53,7 +53,8 @@ _log = logging.getLogger(__name__)
 _CLIENT_OPTIONS = [
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
-    # gRPC's default of one second is as long as kubelet waits for a registration.
+    # gRPC's default backoff of 1 s would use up the time that a started kubelet leaves us to
+    # register before it rejects pods.
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),

@@ -20,7 +20,7 @@ from hami_common.ports import Publisher
 from hami_common.runtime.quarantine import Quarantine
 
 PENDING_MAX = 256
-"""Messages kept while the bus is unavailable."""
+"""Maximum number of queued messages."""
 
 _log = logging.getLogger(__name__)
 
