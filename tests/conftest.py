@@ -83,8 +83,12 @@ def tier_of(path: Path) -> str | None:
     return first if first in TIERS else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier and give it the tier's time limit, unless it has its own."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier and give it the tier's time limit, unless it has its own.
+
+    A search with new examples may run beside other work for an hour: its limit only ends a hang.
+    """
+    factor = 10 if config.getoption("--fresh") else 1
     for item in items:
         tier = tier_of(item.path)
         if tier is None:
@@ -92,7 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(msg)
         item.add_marker(tier)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(LIMIT_S[tier]))
+            item.add_marker(pytest.mark.timeout(factor * LIMIT_S[tier]))
 
 
 @pytest.fixture(scope="session")
