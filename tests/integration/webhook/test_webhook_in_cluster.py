@@ -32,9 +32,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[kubeio.KubeClient, Runn
         run_webhook(tmp_path / "tls", CertificateAuthority()) as webhook,
     ):
         await api.create("/api/v1/namespaces", b'{"metadata":{"name":"team-a"}}')
-        await api.create(
-            "/api/v1/namespaces/team-a/serviceaccounts", b'{"metadata":{"name":"default"}}'
-        )
+        for namespace in ("team-a", "kube-system"):
+            path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+            await api.create(path, b'{"metadata":{"name":"default"}}')
         authority = str(tmp_path / "tls" / "ca.crt")
         text = render([FLAG, "--url", webhook.url, "--ca-file", authority])
         await api.create(WEBHOOKS, msgspec.json.encode(yaml.safe_load(text)))
@@ -44,6 +44,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[kubeio.KubeClient, Runn
 async def create(api: kubeio.KubeClient, pod: dict[str, Any]) -> dict[str, Any]:
     created: dict[str, Any] = msgspec.json.decode(await api.create(PODS, msgspec.json.encode(pod)))
     return created
+
+
+async def unreachable(api: kubeio.KubeClient) -> None:
+    """Let the API server call the webhook where nothing answers."""
+    document = msgspec.json.decode(await api.get(f"{WEBHOOKS}/hami-webhook"))
+    for entry in document["webhooks"]:
+        entry["clientConfig"]["url"] = "https://127.0.0.1:1/mutate"
+    await api.replace(f"{WEBHOOKS}/hami-webhook", msgspec.json.encode(document))
 
 
 def idle_pod(name: str) -> dict[str, Any]:
@@ -72,6 +80,58 @@ async def test_refusal_reaches_the_user_with_its_message(tmp_path: Path) -> None
         assert "the unit is MiB, not bytes: write 3072" in str(caught.value)
 
 
+async def test_pod_of_kube_system_is_prepared(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, webhook):
+        pod = asking_pod("plugin-test")
+        pod["metadata"]["namespace"] = "kube-system"
+        made = msgspec.json.decode(
+            await api.create(PODS.replace("team-a", "kube-system"), msgspec.json.encode(pod))
+        )
+        assert made["spec"]["schedulerName"] == "hami-scheduler"
+        assert made["metadata"]["labels"][keys.MANAGED_LABEL] == "true"
+        name = "hami_webhook_admissions_total"
+        assert webhook.sample(name, operation="create", outcome="changed") == 1
+
+
+async def test_essential_pod_of_kube_system_does_not_need_the_webhook(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, webhook):
+        await unreachable(api)
+        pod = idle_pod("coredns")
+        pod["metadata"]["namespace"] = "kube-system"
+        pod["spec"]["priorityClassName"] = "system-cluster-critical"
+        system_pods = PODS.replace("team-a", "kube-system")
+        await api.create(system_pods, msgspec.json.encode(pod))
+        label = {"metadata": {"labels": {"patched": "yes"}}}
+        await api.patch(f"{system_pods}/coredns", msgspec.json.encode(label))
+        assert webhook.sample("hami_webhook_admission_seconds_count") == 0
+
+
+@pytest.mark.parametrize("name", ["MR-V100-poddemo", "npu_pod"])
+async def test_invalid_container_name_is_the_only_error_of_the_answer(
+    tmp_path: Path, name: str
+) -> None:
+    async with cluster(tmp_path) as (api, _):
+        pod = asking_pod("demo")
+        pod["spec"]["containers"][0]["name"] = name
+        with pytest.raises(Denied) as caught:
+            await create(api, pod)
+        assert caught.value.status == 422
+        assert f'spec.containers[0].name: Invalid value: "{name}"' in str(caught.value)
+        assert "volume" not in str(caught.value).lower()
+
+
+async def test_container_name_that_is_too_long_is_named_in_the_answer(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, _):
+        pod = asking_pod("demo")
+        pod["spec"]["containers"][0]["name"] = "c" * 64
+        with pytest.raises(Denied) as caught:
+            await create(api, pod)
+        assert str(caught.value).endswith(
+            "request.object: is not a valid pod: Expected `str` of length <= 63 - at "
+            "`$.spec.containers[0].name`"
+        )
+
+
 async def test_forged_annotation_is_refused_on_update_of_managed_pods_only(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, _):
         await create(api, asking_pod("train"))
@@ -85,10 +145,7 @@ async def test_forged_annotation_is_refused_on_update_of_managed_pods_only(tmp_p
 
 async def test_unavailable_webhook_blocks_only_pods_with_devices(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, webhook):
-        document = msgspec.json.decode(await api.get(f"{WEBHOOKS}/hami-webhook"))
-        for entry in document["webhooks"]:
-            entry["clientConfig"]["url"] = "https://127.0.0.1:1/mutate"
-        await api.replace(f"{WEBHOOKS}/hami-webhook", msgspec.json.encode(document))
+        await unreachable(api)
         with pytest.raises(HamiError):
             await create(api, asking_pod("train"))
         await create(api, idle_pod("plain"))

@@ -9,10 +9,11 @@ import re
 from typing import Final
 from urllib.parse import quote
 
-from hami_common.bounds import NAME_MOST
+from hami_common.bounds import LABEL_MOST, NAME_MOST
 from hami_common.errors import RequestInvalid
 from hami_common.units import shown
 
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NO_PARTS: Final = frozenset({"", ".", ".."})
 _NO_OBJECT: Final = "%25"
@@ -30,6 +31,11 @@ def api_path(*parts: str) -> str:
 
 def _quoted(part: str) -> str:
     return _NO_OBJECT if part in _NO_PARTS else quote(part, safe="")
+
+
+def is_label(name: str) -> bool:
+    """True when ``name`` is a DNS label (RFC 1123), as names of containers and volumes are."""
+    return len(name) <= LABEL_MOST and _LABEL.fullmatch(name) is not None
 
 
 def is_subdomain(name: str) -> bool:

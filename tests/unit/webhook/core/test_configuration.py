@@ -9,6 +9,7 @@ import pytest
 from hami_common.pods import annotations as keys
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.cel import CelError, Program
+from hami_sim.apiserver.selectors import selector_from_object
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 
 NAMES = Catalog.from_settings().resource_names()
@@ -129,8 +130,22 @@ def test_large_pod_without_devices_is_left_alone() -> None:
 def test_pod_cannot_be_labelled_past_the_webhook() -> None:
     for webhook in CONFIGURATION["webhooks"]:
         assert "objectSelector" not in webhook
-        keys_of = {one["key"] for one in webhook["namespaceSelector"]["matchExpressions"]}
-        assert keys_of == {"kubernetes.io/metadata.name", keys.WEBHOOK_LABEL}
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_sent"),
+    [
+        ({"kubernetes.io/metadata.name": "team-a"}, True),
+        ({"kubernetes.io/metadata.name": "kube-system"}, True),
+        ({"kubernetes.io/metadata.name": "team-a", keys.WEBHOOK_LABEL: "on"}, True),
+        ({"kubernetes.io/metadata.name": "team-a", keys.WEBHOOK_LABEL: "ignore"}, False),
+    ],
+)
+def test_only_a_label_exempts_a_namespace(labels: dict[str, str], *, is_sent: bool) -> None:
+    for webhook in CONFIGURATION["webhooks"]:
+        selected = selector_from_object(webhook["namespaceSelector"])
+        assert selected is not None
+        assert selected.matches(labels) is is_sent
 
 
 def test_both_webhooks_fail_closed_and_have_no_side_effect_on_dry_run() -> None:

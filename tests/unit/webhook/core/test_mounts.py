@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hami_common.apipath import is_label
 from hami_common.pods.mounts import PARENTS, RESERVED
 from hami_common.pods.podview import ContainerView
-from hami_webhook.core.mounts import forbidden_mount, mounts_of, volume_name
+from hami_webhook.core.mounts import PATH_BY_PREFIX, forbidden_mount, mounts_of, volume_name
 
 
 def denial(path: str, *, asking: tuple[str, ...] = ("main",), **more: Any) -> str:
@@ -59,6 +60,34 @@ def test_block_device_is_a_mount_as_well() -> None:
     assert "volumeDevices[/etc//hami]" in str(error)
 
 
-def test_names_are_cut_to_what_a_volume_can_have() -> None:
+LONG = "c" * 50
+NAMES = [
+    "main",
+    LONG + "a",
+    LONG + "ab",
+    LONG + "abc",
+    LONG + "abd",
+    "c" * 63,
+    "c" * 64,
+    "MR-V100-poddemo",
+    "mr-v100-poddemo",
+    "mr-v100_poddemo",
+    "npu_pod",
+    "npu-pod",
+    "-",
+    "_",
+    "",
+    "größe",
+]
+
+
+def test_volume_names_are_dns_labels_and_differ_by_container() -> None:
+    made = [volume_name(prefix, name) for prefix in PATH_BY_PREFIX for name in NAMES]
+    assert all(is_label(name) for name in made)
+    assert len(set(made)) == 2 * len(NAMES)
     assert volume_name("hami-limits-", "main") == "hami-limits-main"
-    assert len(volume_name("hami-limits-", "c" * 63)) <= 63
+
+
+def test_no_container_name_gives_the_volume_of_a_longer_one() -> None:
+    taken = volume_name("hami-limits-", LONG + "abc")
+    assert not is_label(taken.removeprefix("hami-limits-"))

@@ -11,7 +11,6 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
-from hami_webhook.core.mounts import volume_name
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
 
 CATALOG = Catalog.from_settings()
@@ -362,10 +361,13 @@ def test_hidden_devices_are_those_of_the_requested_vendors() -> None:
     ]
 
 
-def test_long_container_names_give_distinct_valid_volume_names() -> None:
-    first, second = (volume_name("hami-limits-", "c" * 62 + end) for end in "ab")
-    assert first != second
-    assert max(len(first), len(second)) <= 63
+@pytest.mark.parametrize("name", ["MR-V100-poddemo", "npu_pod", "-", "ä", ""])
+@pytest.mark.parametrize("place", ["containers", "initContainers"])
+def test_invalid_container_name_is_left_for_the_api_server_to_name(name: str, place: str) -> None:
+    document = pod(asking(gpu="1"))
+    document["spec"][place] = [*document["spec"].get(place, []), asking(name, gpu="1")]
+    verdict = review(document)
+    assert verdict == Verdict(concerns_us=True, scheduler_is_ours=True)
 
 
 def test_requests_equal_to_limits_stay_equal() -> None:

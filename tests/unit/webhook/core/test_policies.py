@@ -13,8 +13,13 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.cel import Program
+from hami_sim.apiserver.selectors import selector_from_object
 from hami_webhook.core.mounts import mounts_of
-from hami_webhook.core.policies import admission_policies
+from hami_webhook.core.policies import (
+    ENVIRONMENT_ALLOWED,
+    ENVIRONMENT_LABEL,
+    admission_policies,
+)
 
 DOCUMENTS = admission_policies(Catalog.from_settings())
 POLICIES = {d["metadata"]["name"]: d["spec"] for d in DOCUMENTS if "validations" in d["spec"]}
@@ -108,6 +113,13 @@ def test_variable_needs_devices_of_its_own_vendor(resources: Obj, *, is_refused:
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     told = refusals(pod({"name": "main", "resources": resources, "env": env}))
     assert ("device-environment" in told) is is_refused
+
+
+def test_monitors_of_vendors_may_select_devices_by_variable() -> None:
+    assert reaches("device-environment", "team-a")
+    assert not reaches("device-environment", "kube-system")
+    allowed = {ENVIRONMENT_LABEL: ENVIRONMENT_ALLOWED}
+    assert not reaches("device-environment", "team-a", **allowed)
 
 
 @pytest.mark.parametrize("variable", DEVICE_VARIABLES)
@@ -209,12 +221,19 @@ def test_size_of_a_pod_with_devices_is_bounded() -> None:
     assert refusals(crowd) == set()
 
 
+def reaches(policy: str, namespace: str, **labels: str) -> bool:
+    """True if the policy's binding selects the namespace."""
+    selector = BINDINGS[f"{policy}.hami.io"]["matchResources"]["namespaceSelector"]
+    selected = selector_from_object(selector)
+    assert selected is not None
+    return selected.matches({"kubernetes.io/metadata.name": namespace, **labels})
+
+
 def test_policies_hold_where_the_webhook_does() -> None:
-    for name in ("webhook-opt-out", "pod-bounds", "limiter"):
-        selector = BINDINGS[f"{name}.hami.io"]["matchResources"]["namespaceSelector"]
-        assert [one["key"] for one in selector["matchExpressions"]] == [
-            "kubernetes.io/metadata.name",
-            keys.WEBHOOK_LABEL,
-        ]
+    exempt = {keys.WEBHOOK_LABEL: keys.WEBHOOK_IGNORE}
+    for policy in ("webhook-opt-out", "pod-bounds", "limiter"):
+        for namespace in ("team-a", "kube-system", "hami-system"):
+            assert reaches(policy, namespace)
+            assert not reaches(policy, namespace, **exempt)
     assert "matchResources" not in BINDINGS["allocation-annotations.hami.io"]
     assert all(spec["validationActions"] == ["Deny"] for spec in BINDINGS.values())

@@ -54,7 +54,7 @@ def test_unknown_fields_are_ignored() -> None:
     ("raw", "problem"),
     [
         (b"null", "is missing"),
-        (b'"pod"', "is not a pod"),
+        (b'"pod"', "is not a valid pod"),
         (b'{"spec":{"containers":[{"image":"no name"}]}}', "name"),
         (b'{"spec":{"containers":{}}}', "containers"),
     ],

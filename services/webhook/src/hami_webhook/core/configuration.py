@@ -4,23 +4,21 @@
 Two webhooks, both ``failurePolicy: Fail`` (design D7): new pods that name one of our resources or
 carry an annotation only we may write, and changes of our pods. Every other pod passes without a
 call, so it never depends on us. A new pod of ours that is too large is refused by its match
-condition, so it costs the webhook no time. Namespaces are exempt, pods are not: a tenant may write
-a label on a pod. ``pods/status`` is left out on purpose: a kubelet must be able to report while the
-webhook is unavailable, and a forged annotation would not verify anyway. Obeys
+condition, so it costs the webhook no time. The label ``hami.io/webhook=ignore`` exempts a
+namespace, not a pod, because tenants may label pods. No namespace is exempt by its name, not even
+``kube-system`` (ADR 20). ``pods/status`` is left out on purpose: a kubelet must be able to report
+while the webhook is unavailable, and a forged annotation would not verify anyway. Obeys
 ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
 from hami_common.pods import annotations as keys
 from hami_webhook.core import bounds
-
-EXEMPT_NAMESPACES: Final = ("kube-system",)
-"""Namespaces whose pods are left alone, besides those with the label ``keys.WEBHOOK_LABEL``."""
 
 Document = dict[str, Any]
 
@@ -149,16 +147,17 @@ def _too_many(field: str, most: int, what: str) -> str:
 
 
 def namespace_selector(
-    exempt_namespaces: Iterable[str], label: str = keys.WEBHOOK_LABEL, value: str = "ignore"
+    label: str = keys.WEBHOOK_LABEL,
+    value: str = keys.WEBHOOK_IGNORE,
+    *,
+    exempt_namespaces: Iterable[str] = (),
 ) -> Document:
-    """Select every namespace except the named ones and those with the label."""
-    named = {
-        "key": "kubernetes.io/metadata.name",
-        "operator": "NotIn",
-        "values": sorted(exempt_namespaces),
-    }
-    labelled = {"key": label, "operator": "NotIn", "values": [value]}
-    return {"matchExpressions": [named, labelled]}
+    """Select every namespace except those with the label and the named ones."""
+    expressions = [{"key": label, "operator": "NotIn", "values": [value]}]
+    if named := sorted(exempt_namespaces):
+        name = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": named}
+        expressions.append(name)
+    return {"matchExpressions": expressions}
 
 
 def mutating_webhook_configuration(
@@ -167,7 +166,6 @@ def mutating_webhook_configuration(
     *,
     name: str = "hami-webhook",
     timeout_s: int = 10,
-    exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> Document:
     """Return the whole object, ready to be applied."""
     common: Document = {
@@ -175,7 +173,7 @@ def mutating_webhook_configuration(
         "clientConfig": client.document(),
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
-        "namespaceSelector": namespace_selector(exempt_namespaces),
+        "namespaceSelector": namespace_selector(),
         "reinvocationPolicy": "IfNeeded",
         "sideEffects": "NoneOnDryRun",
         "timeoutSeconds": timeout_s,

@@ -11,9 +11,11 @@
 """
 
 import hashlib
+import re
 from collections.abc import Collection
 from typing import Any, Final
 
+from hami_common.apipath import is_label
 from hami_common.errors import RequestInvalid
 from hami_common.pods import limits
 from hami_common.pods.mounts import fault_of, normal_form, places_of
@@ -28,16 +30,23 @@ PATH_BY_PREFIX: Final = {
 """Mount paths of the volumes with names of ours; other paths are denied."""
 _OWN_PREFIXES: Final = tuple(PATH_BY_PREFIX)
 VOLUME_NAME_LIMIT: Final = 63
-_DIGEST_LENGTH: Final = 10
+_DIGEST_LENGTH: Final = 32
+"""Hexadecimal digits; 128 bits, so that a pod's author cannot make two containers share a name."""
+_NOT_IN_A_LABEL: Final = re.compile(r"[^a-z0-9]+")
 
 
 def volume_name(prefix: str, container: str) -> str:
-    """Return the name of our volume for a container, at most 63 characters (DNS label)."""
+    """Return a DNS label that names our volume for a container and is different for each container.
+
+    It is ``prefix`` and the container's name. If that is not a DNS label, the name is shortened,
+    cleaned and followed by a digest. Such a part begins with ``-``, so no container has that name.
+    """
     name = prefix + container
-    if len(name) <= VOLUME_NAME_LIMIT:
+    if len(name) <= VOLUME_NAME_LIMIT and is_label(container):
         return name
     digest = hashlib.sha256(container.encode()).hexdigest()[:_DIGEST_LENGTH]
-    return f"{name[: VOLUME_NAME_LIMIT - _DIGEST_LENGTH - 1].rstrip('-')}-{digest}"
+    left = VOLUME_NAME_LIMIT - len(f"{prefix}--{digest}")
+    return f"{prefix}-{_NOT_IN_A_LABEL.sub('-', container.lower())[:left]}-{digest}"
 
 
 def mounts_of(container: str) -> list[dict[str, Any]]:

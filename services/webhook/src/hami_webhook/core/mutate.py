@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.apipath import is_label
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
@@ -267,6 +268,14 @@ def mutate(
             operations=draft.operations(),
             warnings=tuple(warnings),
             concerns_us=mentions,
+        )
+    if not all(is_label(container.name) for container in all_containers(view)):
+        # The API server denies the pod and names the container. Volumes of ours would add errors.
+        return Verdict(
+            operations=draft.operations(),
+            warnings=tuple(warnings),
+            concerns_us=True,
+            scheduler_is_ours=True,
         )
     try:
         changes_by_index = _vendor_changes(view, catalog)

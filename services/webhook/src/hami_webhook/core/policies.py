@@ -7,8 +7,10 @@ Rules that also hold while the webhook is unavailable or a request bypasses it (
   subresource that can write a pod's metadata, the Binding among them.
 * A container gets no device by an environment variable or a mount that the vendors' runtime hooks
   read, unless it requests devices of the same vendor. Namespaces that need it carry
-  ``hami.io/device-environment=allowed``. Variables from ``envFrom`` of a pod that is not ours
-  cannot be seen at admission: the vendor's toolkit must not take the variable from containers.
+  ``hami.io/device-environment=allowed``. ``kube-system`` is exempt by name, because vendors'
+  monitors, HAMi's among them, run there with such a variable. Variables from ``envFrom`` of a pod
+  that is not ours cannot be seen at admission: the vendor's toolkit must not take the variable from
+  containers.
 * A pod of ours cannot be labeled past the webhook, is within the bounds of ``bounds``, and neither
   mounts over the limiter nor takes device variables by ``envFrom`` (``mounts``, ``visibility``).
   These rules hold where the webhook does: exempt namespaces are the same. Paths are judged as
@@ -28,7 +30,6 @@ from hami_common.pods.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core import mounts
 from hami_webhook.core.configuration import (
-    EXEMPT_NAMESPACES,
     container_list,
     names_our_resources,
     names_resource,
@@ -43,6 +44,8 @@ Document = dict[str, Any]
 SCHEDULER_ACCOUNT: Final = "system:serviceaccount:hami-system:hami-scheduler"
 ENVIRONMENT_LABEL: Final = "hami.io/device-environment"
 ENVIRONMENT_ALLOWED: Final = "allowed"
+ENVIRONMENT_EXEMPT: Final = ("kube-system",)
+"""Namespaces whose pods may select devices by variable without the label."""
 SCHEDULER_NAME: Final = "hami-scheduler"
 
 _LABELS: Final = {"app.kubernetes.io/part-of": "hami"}
@@ -54,14 +57,15 @@ def admission_policies(
     *,
     scheduler_name: str = SCHEDULER_NAME,
     writers: Iterable[str] = (SCHEDULER_ACCOUNT,),
-    exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> list[Document]:
     """Return every policy, each with its binding, ready to be applied.
 
     ``writers`` are user names; while pods of HAMi are taken over, HAMi's scheduler is one of them.
     """
-    by_label = namespace_selector(exempt_namespaces, ENVIRONMENT_LABEL, ENVIRONMENT_ALLOWED)
-    as_webhook = namespace_selector(exempt_namespaces)
+    by_label = namespace_selector(
+        ENVIRONMENT_LABEL, ENVIRONMENT_ALLOWED, exempt_namespaces=ENVIRONMENT_EXEMPT
+    )
+    as_webhook = namespace_selector()
     ours = _is_ours(catalog, scheduler_name)
     allocation = _allocation(writers)
     bound: list[tuple[Document, Document]] = [

@@ -117,7 +117,7 @@ def pod_view(raw: bytes, *, field: str) -> PodView:
     """Decode the pod in ``raw`` as far as decisions need it."""
     if bytes(raw) == _NOTHING:
         raise WireInvalid(what=field, problem="is missing")
-    view: PodView = _decoded(raw, _pod_decoder, what=field, problem="is not a pod")
+    view: PodView = _decoded(raw, _pod_decoder, what=field, problem="is not a valid pod")
     return view
 
 
