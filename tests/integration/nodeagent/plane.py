@@ -212,7 +212,7 @@ class Plane:
         spec: Obj = {
             "restartPolicy": metadata.pop("restart", "Always"),
             "terminationGracePeriodSeconds": 0,
-            "schedulerName": "hami-scheduler",
+            "schedulerName": metadata.pop("scheduler", "hami-scheduler"),
             "containers": [_container(ask, through_webhook) for ask in asks if ask.kind == "app"],
             "initContainers": [
                 _container(ask, through_webhook) for ask in asks if ask.kind != "app"

@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.pods.signing import Signer
+from hami_sim.kube import Access
 from hami_sim.kubelet import Refusal
+from hami_sim.kubescheduler import SchedulerSettings, SimScheduler
 from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, until
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +101,19 @@ async def test_pod_that_bypassed_the_scheduler_is_refused(plane: Plane) -> None:
         # The next pod is not harmed.
         await plane.place("web", Ask(shares=((0, 1000),)))
         await plane.until_phase("web", "Running")
+
+
+async def test_pod_that_the_default_scheduler_placed_is_refused_with_the_fix(plane: Plane) -> None:
+    own = SchedulerSettings(profiles=("default-scheduler",), initial_backoff_s=0.1)
+    access = Access(url=plane.api.url, token=plane.api.token)
+    async with plane.agent(), SimScheduler(access, own):
+        await plane.create(
+            "past", Ask(shares=((0, 1000),)), through_webhook=False, scheduler="default-scheduler"
+        )
+        text = await plane.refusal_of("past")
+        assert (await plane.pod("past"))["status"]["reason"] == "UnexpectedAdmissionError"
+        assert "hami: no-allocation: pod default/past was not placed by hami-scheduler" in text
+        assert "in a namespace without the label hami.io/webhook=ignore" in text
 
 
 async def test_pod_with_a_forged_allocation_is_refused(plane: Plane) -> None:

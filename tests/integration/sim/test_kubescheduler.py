@@ -410,10 +410,11 @@ async def test_whole_nodes_are_sent_to_an_extender_without_a_cache(
     assert [item["metadata"]["name"] for item in body["Nodes"]["items"]] == ["n1"]
 
 
-async def test_runs_as_a_process_of_its_own(
+async def test_process_runs_a_scheduler_with_the_extender_and_one_without(
     server: ApiServer, client: KubeClient, script: Script, tmp_path: Path
 ) -> None:
-    await node(client, "n1")
+    capacity = {"cpu": "4", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": "2"}
+    await node(client, "n1", status={"capacity": capacity})
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
     command = [
         *(sys.executable, "-m", "hami_sim.kubescheduler"),
@@ -426,5 +427,9 @@ async def test_runs_as_a_process_of_its_own(
         assert ready["ready"] is True
         await client.create("pods", pod("a"))
         assert await bound(client, "a") == "n1"
+        assert script.verbs() == ["filter", "bind"]
+        await client.create("pods", pod("past", schedulerName="default-scheduler"))
+        assert await bound(client, "past") == "n1"
+        assert script.verbs() == ["filter", "bind"], "a cluster's own scheduler has no extender"
         running.terminate()
         assert await running.wait() == 0

@@ -366,6 +366,23 @@ def test_claim_is_refused_with_a_stable_code(
     assert code_of(decide(view(pod, **more), [pod.listed()], request()), kind) == code
 
 
+@pytest.mark.parametrize(
+    ("is_prepared", "fix"),
+    [
+        (False, "in a namespace without the label hami.io/webhook=ignore"),
+        (True, "leave the Binding to hami-scheduler"),
+    ],
+)
+def test_pod_that_the_scheduler_did_not_place_is_refused_with_the_fix(
+    fix: str, *, is_prepared: bool
+) -> None:
+    pod = Given("pod", signed=None, is_prepared=is_prepared)
+    refusal = decide(view(pod), [pod.listed()], request())
+    assert isinstance(refusal, Refuse)
+    assert refusal.text.startswith("pod default/pod was not placed by hami-scheduler, ")
+    assert fix in refusal.text
+
+
 def test_recovered_device_is_allocated_before_the_registry_is_updated() -> None:
     pod = Given("pod")
     canonical = {"nvidia-0": device(0, healthy=False)}

@@ -35,6 +35,12 @@ def asking(name: str, **limits: object) -> dict[str, Any]:
     }
 
 
+def test_label_shows_that_the_webhook_prepared_the_pod() -> None:
+    assert facts(metadata={"labels": {annotations.MANAGED_LABEL: "true"}}).is_prepared
+    for labels in ({}, {annotations.MANAGED_LABEL: "false"}):
+        assert not facts(metadata={"labels": labels}).is_prepared
+
+
 def test_requests_follow_the_order_of_admission() -> None:
     found = facts(
         initContainers=[

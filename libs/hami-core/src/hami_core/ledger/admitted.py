@@ -15,8 +15,8 @@ from hami_common.pods.podview import PodView
 CODE = "PodNotAdmitted"
 """Begins the text of the refusal; one of ``RefusalCode``."""
 _FIX = (
-    "create the pod again where the HAMi webhook sees it: without the label"
-    f" {annotations.WEBHOOK_LABEL}, in a namespace that is not exempt"
+    "create the pod again in a namespace without the label"
+    f" {annotations.WEBHOOK_LABEL}={annotations.WEBHOOK_IGNORE}, with HAMi's webhook installed"
 )
 
 
@@ -32,7 +32,8 @@ def require_admitted(pod: PodView, request: PodRequest) -> None:
     if pod.labels().get(annotations.MANAGED_LABEL) != "true":
         raise NotAdmitted(
             field=f"metadata.labels[{annotations.MANAGED_LABEL}]",
-            problem="is missing: admission has not seen the pod, its share would not be tracked",
+            problem="is missing: HAMi's webhook did not prepare the pod, so its share would not be"
+            " tracked",
             fix=_FIX,
         )
     volumes = {volume.name for volume in pod.spec.volumes or []}
@@ -47,6 +48,7 @@ def require_admitted(pod: PodView, request: PodRequest) -> None:
         if not mounted:
             raise NotAdmitted(
                 field=f"container {container.name}: volumeMounts[{limits.DIRECTORY}]",
-                problem="is missing: admission has not seen the pod, and its share has no limits",
+                problem="is missing: HAMi's webhook did not prepare the pod, so its share would not"
+                " be limited",
                 fix=_FIX,
             )

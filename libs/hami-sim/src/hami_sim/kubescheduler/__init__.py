@@ -9,9 +9,11 @@ In one process::
         scheduler.queue.counts()  # active, backoff, unschedulable, in flight
 
 As a process: ``python -m hami_sim.kubescheduler --kubeconfig PATH --extender-url URL``, or with
-``--config FILE``, a KubeSchedulerConfiguration as production uses it. Pods are served by profile
-name (`hami-scheduler` and `default-scheduler` unless configured); which pods reach the extender
-follows from its managedResources, as in the real one.
+``--config FILE``, a KubeSchedulerConfiguration as production uses it. That process also runs a
+second scheduler, which serves ``default-scheduler`` and calls no extender, as a cluster's own does.
+Within one scheduler, pods are served by profile name (`hami-scheduler` and `default-scheduler`
+unless configured); which pods reach the extender follows from its managedResources, as in the real
+one.
 """
 
 from hami_sim.kubescheduler.loop import Attempt, SimScheduler

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the simulated kube-scheduler as a process of its own."""
+"""Run the schedulers of a simulated cluster in one process.
+
+As in a real cluster, one kube-scheduler calls the extender and another serves ``default-scheduler``
+without one.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,15 @@ import argparse
 import json
 import os
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+from msgspec.structs import replace
 
 from hami_sim.kube import Access
 from hami_sim.kubescheduler import SchedulerSettings, SimScheduler, load
-from hami_sim.kubescheduler.settings import OUR_RESOURCES
+from hami_sim.kubescheduler.settings import DEFAULT_PROFILE, HAMI_PROFILE, OUR_RESOURCES
 
 
 def _arguments() -> argparse.Namespace:
@@ -33,24 +39,34 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settings(arguments: argparse.Namespace) -> SchedulerSettings:
+def _settings(arguments: argparse.Namespace) -> list[SchedulerSettings]:
+    """Return the settings of each kube-scheduler."""
+    schedulers = []
     if arguments.config:
-        return load(arguments.config)
-    if not arguments.extender_url:
-        return SchedulerSettings(
-            initial_backoff_s=arguments.initial_backoff_s, max_backoff_s=arguments.max_backoff_s
+        schedulers.append(load(arguments.config))
+    elif arguments.extender_url:
+        ours = SchedulerSettings.for_extender(
+            arguments.extender_url,
+            resources=tuple(arguments.managed_resource) or OUR_RESOURCES,
+            initial_backoff_s=arguments.initial_backoff_s,
+            max_backoff_s=arguments.max_backoff_s,
         )
-    return SchedulerSettings.for_extender(
-        arguments.extender_url,
-        resources=tuple(arguments.managed_resource) or OUR_RESOURCES,
-        initial_backoff_s=arguments.initial_backoff_s,
-        max_backoff_s=arguments.max_backoff_s,
-    )
+        schedulers.append(replace(ours, profiles=(HAMI_PROFILE,)))
+    if not any(DEFAULT_PROFILE in one.profiles for one in schedulers):
+        own = SchedulerSettings(
+            profiles=(DEFAULT_PROFILE,),
+            initial_backoff_s=arguments.initial_backoff_s,
+            max_backoff_s=arguments.max_backoff_s,
+        )
+        schedulers.append(own)
+    return schedulers
 
 
 async def _run(arguments: argparse.Namespace) -> None:
     access = Access.from_kubeconfig(arguments.kubeconfig)
-    async with SimScheduler(access, _settings(arguments)):
+    async with AsyncExitStack() as stack:
+        for settings in _settings(arguments):
+            await stack.enter_async_context(SimScheduler(access, settings))
         print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:

@@ -71,6 +71,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
+from hami_common.pods import annotations
 from hami_common.vendors.handles import suits_mode
 from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podfacts import Ask, PodFacts
@@ -556,6 +557,21 @@ def _judge(view: View, candidate: _Candidate, request: Request) -> Decision:
     return _one_of(view, candidate, entry, request)
 
 
+def _not_placed(pod: PodFacts) -> str:
+    """Return why a pod without an allocation has none, and the fix."""
+    if pod.is_prepared:
+        return (
+            "was not placed by hami-scheduler, although HAMi's webhook prepared it; create it "
+            "again and leave the Binding to hami-scheduler"
+        )
+    return (
+        "was not placed by hami-scheduler, because HAMi's webhook did not prepare it; create it "
+        "again in a namespace without the label "
+        f"{annotations.WEBHOOK_LABEL}={annotations.WEBHOOK_IGNORE}, without schedulerName and "
+        "nodeName, and with HAMi's webhook installed"
+    )
+
+
 def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
     """Return the live ledger record that the pod's annotation proves."""
     signed = pod.signed
@@ -565,11 +581,7 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
                 code=Code.ANNOTATION_INVALID,
                 text=f"pod {pod.title}: {pod.annotation_problem}",
             )
-        return Refuse(
-            code=Code.NO_ALLOCATION,
-            text=f"pod {pod.title} was not placed by hami-scheduler; "
-            "set schedulerName: hami-scheduler and create it again",
-        )
+        return Refuse(code=Code.NO_ALLOCATION, text=f"pod {pod.title} {_not_placed(pod)}")
     entry = view.entries_by_uid.get(pod.uid)
     if entry is None or (
         entry.record.allocation_id != signed.allocation_id and entry.sequence < signed.ledger_seq

@@ -50,6 +50,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Its status contains a field that kubelet writes only after admission."""
     started: frozenset[str] = frozenset()
     """Containers that run or ran."""
+    is_prepared: bool = True
+    """It has the label that the webhook puts on the pods that it prepared."""
     signed: SignedPlacement | None = None
     """The verified allocation annotation."""
     annotation_problem: str = ""
@@ -106,6 +108,7 @@ def facts_of(
         started=frozenset(
             status.name for status in _container_statuses(pod.status) if _has_started(status)
         ),
+        is_prepared=pod.labels().get(annotations.MANAGED_LABEL) == "true",
         signed=signed,
         annotation_problem=problem,
         limits_mounted=frozenset(limits_volumes),
