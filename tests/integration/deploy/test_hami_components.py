@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlays for nodes that migrate from HAMi add one environment variable each, and trust.
+"""Overlays for users of HAMi: what the components of a migration and of its node label change.
 
 ``kubectl kustomize`` renders; the settings are loaded as the scheduler loads them, and the policy
 is evaluated by the simulated API server's own CEL.
@@ -17,23 +17,24 @@ from hami_common.runtime.settings import load
 from hami_scheduler.settings import Settings
 from hami_sim.apiserver.cel import Program
 from hami_sim.kubernetes.programs import KUBECTL
+from hami_sim.kubescheduler.fit import NodeState, refusal
+from hamictl.nodeselection import selects
 from tests.cluster.needs import control_plane_or_skip
 
 KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
 COMPONENTS = ("hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
 POLICY = "allocation-annotations.hami.io"
+ROOM = {"allocatable": {"cpu": "64", "memory": "64Gi", "ephemeral-storage": "64Gi", "pods": "9"}}
 
 
-@pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """All objects of the production overlay with these components, by kind and name."""
-    directory = tmp_path_factory.mktemp("overlay")
+def render(directory: Path, components: tuple[str, ...]) -> dict[tuple[str, str], dict[str, Any]]:
+    """All objects of the base with these components, by kind and name."""
     overlay = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath(KUSTOMIZE / "base", directory)],
         "components": [
-            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in COMPONENTS
+            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in components
         ],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
@@ -46,6 +47,40 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load_all(done.stdout)
     return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """All objects of an overlay for a migration."""
+    return render(tmp_path_factory.mktemp("overlay"), COMPONENTS)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Pod specification of the NVIDIA agent that accepts HAMi's node label."""
+    directory = tmp_path_factory.mktemp("node-label")
+    found = render(directory, ("nvidia", "hami-node-label"))
+    spec: dict[str, Any] = found["DaemonSet", "hami-nodeagent-nvidia"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_registered"),
+    [
+        ({"gpu": "on"}, True),
+        ({"hami.io/nvidia": "true"}, True),
+        ({"gpu": "on", "hami.io/nvidia": "true"}, True),
+        ({}, False),
+        ({"gpu": "off"}, False),
+        ({"nvidia.com/gpu.present": "true"}, False),
+    ],
+)
+def test_agent_runs_on_nodes_with_the_label_of_hamis_chart(
+    agent: dict[str, Any], labels: dict[str, str], *, is_registered: bool
+) -> None:
+    node = NodeState({"metadata": {"name": "n", "labels": labels}, "status": ROOM})
+    assert (refusal({"spec": agent}, node, frozenset()) is None) is is_registered
+    assert selects(agent, labels) is is_registered, "hamictl doctor agrees"
 
 
 def test_scheduler_takes_over_and_mirrors(

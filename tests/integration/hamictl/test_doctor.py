@@ -36,6 +36,7 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[3]
 NODE = "node-1"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NOW_S = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
@@ -351,6 +352,54 @@ async def test_nodes_without_label_or_agent_are_named(cluster: Cluster) -> None:
         ("node-labels", NODE),
     ]
     assert "kubectl label node node-1" in next(o.fix for o in found if o.check == "node-labels")
+
+
+def daemonset(name: str, labels: dict[str, str], **pod: Any) -> dict[str, Any]:
+    containers = [{"name": "plugin", "image": "plugin"}]
+    template = {"metadata": {"labels": labels}, "spec": {"containers": containers, **pod}}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+async def with_hamis_label(cluster: Cluster) -> None:
+    """An agent that accepts the label of HAMi's chart, and one node with that label of two."""
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["on"]}]}]
+    await cluster.put("/api/v1/namespaces", {"metadata": {"name": "hami-agents"}})
+    await cluster.put(
+        "/apis/apps/v1/namespaces/hami-agents/daemonsets",
+        daemonset(
+            "hami-nodeagent-nvidia",
+            {"app.kubernetes.io/name": "hami-nodeagent", "hami.io/vendor": "nvidia"},
+            affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}},
+        ),
+    )
+    chosen = node(hami=False)
+    chosen["metadata"]["labels"]["gpu"] = "on"
+    await cluster.put("/api/v1/nodes", chosen)
+    await cluster.put("/api/v1/nodes", node(hami=False, name="node-9"))
+
+
+async def test_nodes_are_checked_against_the_labels_that_the_agents_daemonset_selects(
+    cluster: Cluster,
+) -> None:
+    await with_hamis_label(cluster)
+    found = await cluster.doctor().nodes()
+    assert [(one.check, one.node) for one in found] == [("node-labels", "node-9")]
+
+
+async def test_node_that_both_systems_select_is_named(cluster: Cluster) -> None:
+    await with_hamis_label(cluster)
+    plugin = daemonset(
+        "hami-device-plugin",
+        {"app.kubernetes.io/component": "hami-device-plugin"},
+        nodeSelector={"gpu": "on"},
+    )
+    await cluster.put("/apis/apps/v1/namespaces/kube-system/daemonsets", plugin)
+    found = await cluster.doctor().nodes()
+    assert [(one.check, one.node) for one in found] == [
+        ("second-plugin", NODE),
+        ("node-labels", "node-9"),
+    ]
 
 
 async def test_daemonset_of_another_plugin_is_named(cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Una
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
+from hamictl.nodeselection import selects
 
 SCHEDULER_NAME = "hami-scheduler"
 WEBHOOK = "hami-webhook"
@@ -30,6 +31,8 @@ ENFORCED_LEVELS = ("baseline", "restricted")
 BUS_TLS = "hami-nats-tls"
 PROBE = "hami-doctor-probe"
 NODE_LABEL = "hami.io/nvidia"
+HAMI_PLUGIN = "hami-device-plugin"
+"""Component of HAMi's chart whose pods serve NVIDIA devices."""
 GPU_LABELS = (
     ("feature.node.kubernetes.io/pci-10de.present", "true"),
     ("feature.node.kubernetes.io/pci-0302_10de.present", "true"),
@@ -193,17 +196,29 @@ class ClusterDoctor:
         )
         found = []
         labelled = 0
+        agent, plugins = await self._device_plugins()
         for node in await self._list("/api/v1/nodes"):
             name = node["metadata"]["name"]
             labels: Mapping[str, str] = node["metadata"].get("labels") or {}
-            is_labelled = labels.get(NODE_LABEL) == "true"
+            is_labelled = selects(agent, labels)
             labelled += is_labelled
+            if is_labelled and any(selects(plugin, labels) for plugin in plugins):
+                found.append(
+                    Finding(
+                        check="second-plugin",
+                        verdict="FAIL",
+                        text="HAMi's device plugin and the NVIDIA agent both select the node",
+                        fix=f"hamictl migrate node {name}, without the component hami-node-label",
+                        node=name,
+                    )
+                )
             if not is_labelled and any(labels.get(key) == value for key, value in GPU_LABELS):
                 found.append(
                     Finding(
                         check="node-labels",
                         verdict="FAIL",
-                        text=f"the node has NVIDIA devices and no label {NODE_LABEL}",
+                        text="the node has NVIDIA devices and lacks the label of their agent,"
+                        f" {NODE_LABEL}=true",
                         fix=f"kubectl label node {name} {NODE_LABEL}=true",
                         node=name,
                     )
@@ -213,7 +228,8 @@ class ClusterDoctor:
                     Finding(
                         check="agent",
                         verdict="FAIL",
-                        text=f"the node has label {NODE_LABEL} and no agent has reported from it",
+                        text="the node is labelled for the NVIDIA agent, and no agent has reported"
+                        " from it",
                         fix="check the agent's pod on this node: kubectl -n"
                         f" {self._agents_namespace} get pods -o wide",
                         node=name,
@@ -224,6 +240,25 @@ class ClusterDoctor:
                 Finding(check="node-labels", verdict="PASS", text=f"{labelled} nodes are labelled")
             )
         return found
+
+    async def _device_plugins(self) -> tuple[Document, list[Document]]:
+        """Return the pod specifications of the NVIDIA agent and of HAMi's device plugins.
+
+        An overlay may change the labels that the agent selects; without its DaemonSet, the
+        specification selects ``NODE_LABEL``.
+        """
+        agent: Document = {"nodeSelector": {NODE_LABEL: "true"}}
+        plugins: list[Document] = []
+        for item in await self._list("/apis/apps/v1/daemonsets"):
+            template = item["spec"].get("template") or {}
+            labels = (template.get("metadata") or {}).get("labels") or {}
+            spec: Document = template.get("spec") or {}
+            names = (item["metadata"].get("namespace"), item["metadata"]["name"])
+            if names == (self._agents_namespace, f"{AGENT}-nvidia"):
+                agent = spec
+            elif labels.get("app.kubernetes.io/component") == HAMI_PLUGIN:
+                plugins.append(spec)
+        return agent, plugins
 
     async def second_plugin(self) -> list[Finding]:
         """Find DaemonSets of other device plugins."""
