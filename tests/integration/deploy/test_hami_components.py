@@ -10,20 +10,26 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.runtime.settings import load
 from hami_scheduler.settings import Settings
 from hami_sim.apiserver.cel import Program
 from hami_sim.kubernetes.programs import KUBECTL
 from hami_sim.kubescheduler.fit import NodeState, refusal
+from hami_webhook.core.validate import validate_update
+from hami_webhook.settings import Settings as WebhookSettings
 from hamictl.nodeselection import selects
 from tests.cluster.needs import control_plane_or_skip
 
 KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
 COMPONENTS = ("hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
 POLICY = "allocation-annotations.hami.io"
+CONTAINERS = {"containers": [{"name": "main"}]}
 ROOM = {"allocatable": {"cpu": "64", "memory": "64Gi", "ephemeral-storage": "64Gi", "pods": "9"}}
 
 
@@ -128,3 +134,26 @@ def test_only_hamis_own_accounts_write_its_annotations(
     request: dict[str, Any] = {"request": {"userInfo": {"username": user}}}
     program = Program(condition["expression"], frozenset({"request"}))
     assert program.decide(request) is is_asked
+
+
+def test_webhook_trusts_the_accounts_that_the_policy_does(
+    rendered: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    """Else HAMi's plugin could not note on its last pods that their devices are allocated."""
+    pod = rendered["Deployment", "hami-webhook"]["spec"]["template"]["spec"]
+    (webhook,) = pod["containers"]
+    environment = {one["name"]: one["value"] for one in webhook["env"]}
+    policy = load(WebhookSettings, service="webhook", environ=environment, argv=[]).settings.policy
+    (condition,) = rendered["ValidatingAdmissionPolicy", POLICY]["spec"]["matchConditions"]
+    program = Program(condition["expression"], frozenset({"request"}))
+    assert len(policy.trusted_users) == 3
+    for user in policy.trusted_users:
+        assert not program.decide({"request": {"userInfo": {"username": user}}}), user
+    old = {"metadata": {"annotations": {keys.HAMI_BIND_PHASE: "allocating"}}, "spec": CONTAINERS}
+    new = {"metadata": {"annotations": {keys.HAMI_BIND_PHASE: "success"}}, "spec": CONTAINERS}
+    for user, is_allowed in (
+        ("system:serviceaccount:kube-system:hami-device-plugin", True),
+        ("system:serviceaccount:team-a:hami-device-plugin", False),
+    ):
+        views = (msgspec.convert(one, PodView) for one in (old, new))
+        assert validate_update(*views, user=user, policy=policy).allowed is is_allowed
