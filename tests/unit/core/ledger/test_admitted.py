@@ -43,7 +43,7 @@ def is_prepared(document: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", sorted(CATALOG.resource_names()))
 def test_pod_that_admission_would_prepare_is_refused(name: str) -> None:
-    """Whatever the resource: a count, or an amount from which admission makes a count."""
+    """The resource is a count, or an amount from which admission makes a count."""
     document = pod({name: "4"})
     seen = facts(document)
     assert seen.problem.startswith("PodNotAdmitted: ") is is_prepared(document)
