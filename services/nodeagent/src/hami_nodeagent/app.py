@@ -41,6 +41,7 @@ from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import StartedOnce, background, finish_within
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
+from hami_nodeagent.core.allowedprofiles import check_allowed
 from hami_nodeagent.core.modes import check_setting
 from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.choice import chosen_drivers
@@ -121,6 +122,10 @@ class _Parts:
             tracing=context.tracing,
         )
         check_setting(settings.drivers.nvidia.mig_mode, field="drivers.nvidia.mig_mode")
+        check_allowed(
+            settings.drivers.nvidia.mig_allowed_profiles,
+            field="drivers.nvidia.mig_allowed_profiles",
+        )
         drivers = _drivers(settings, catalog)
         self.sources = tuple(
             VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
@@ -439,6 +444,10 @@ def _drivers(settings: Settings, catalog: Catalog) -> tuple[Driver, ...]:
     return (*drivers, *chosen_drivers(settings.drivers, settings.node_name, known=known))
 
 
+_NOT_OF_DRIVER = ("enabled", "mig_mode", "mig_allowed_profiles")
+"""Settings of ``drivers.nvidia`` that the agent applies itself."""
+
+
 def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:
     shared = {
         "unified_memory_mib": settings.unified_memory_mib,
@@ -459,6 +468,6 @@ def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:
     real = {
         name: value
         for name, value in asdict(settings).items()
-        if name not in ("enabled", "mig_mode") and not name.startswith("simulated_")
+        if name not in _NOT_OF_DRIVER and not name.startswith("simulated_")
     }
     return build_driver("nvidia", real)

@@ -43,6 +43,10 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Cards whose MIG mode the agent enables or disables while they are idle: by UUID or
     ``<node>/<index>``, with ``*`` and ``?``; the last matching line counts. The mode of all other
     cards is left alone."""
+    mig_allowed_profiles: dict[str, tuple[str, ...]] = {}
+    """MIG profiles that may be chosen by size, by model: names as NVML writes them, with ``*`` and
+    ``?``. A model is whole words of the device type, such as ``A100-SXM4-40GB``; the longest that
+    matches counts. Cards that no model matches use all profiles that differ only in size."""
     reopen_min_s: float = 60.0
     """Minimum interval between two re-initializations of NVML to recover a lost card."""
     unified_memory_mib: int = 0

@@ -28,6 +28,7 @@ from hami_nodeagent.core.health import (
 from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
+from hami_nodeagent.settings import DriversSettings, NvidiaSettings
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, device
@@ -77,7 +78,12 @@ class FakeDriver:
 
 class Bench:
     def __init__(
-        self, directory: Path, *, heartbeat_s: float = 0.02, discovery_s: float = 0.02
+        self,
+        directory: Path,
+        *,
+        heartbeat_s: float = 0.02,
+        discovery_s: float = 0.02,
+        allowed: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.driver = FakeDriver()
         self.mismatches = 0
@@ -90,6 +96,7 @@ class Bench:
             devices_poll_s=0.05,
             heartbeat_s=heartbeat_s,
             health=rules,
+            drivers=DriversSettings(nvidia=NvidiaSettings(mig_allowed_profiles=allowed or {})),
         )
         self.source = VendorDevices(
             site=self.site, driver=self.driver, on_mismatch=self._count_mismatch
@@ -134,6 +141,24 @@ async def running(bench: Bench) -> AsyncIterator[None]:
         group.start_soon(bench.reporter.follow_canonical)
         await group.start(bench.reporter.tell)
         yield
+
+
+async def test_report_has_the_allowed_profiles_and_names_a_list_without_any(
+    tmp_path: Path,
+) -> None:
+    sizes = (
+        Profile(name="1g.10gb", memory_mib=300, size=2, starts=(0,)),
+        Profile(name="2g.10gb", memory_mib=300, core_pct=28, size=2, starts=(0,)),
+    )
+    bench = Bench(tmp_path, allowed={"T": ("2g.*",), "U": ("3g.*",)})
+    cards = [replace(facts(n), mode="mig", partitions=sizes) for n in range(2)]
+    bench.driver.answer = Inventory(devices=(cards[0], replace(cards[1], type="U")))
+    async with running(bench):
+        await until(lambda: len(bench.reports()) == 1)
+    (report,) = bench.reports()
+    allowed = [[p.name for p in d.partitions if not p.by_name_only] for d in report.devices]
+    assert allowed == [["2g.10gb"], []]
+    assert "device 1: drivers.nvidia.mig_allowed_profiles[U]" in report.problem
 
 
 async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from hami_common.model.device import DeviceFacts, Link
 from hami_common.ports import Bucket, Publisher
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
+from hami_nodeagent.core.allowedprofiles import restrict
 from hami_nodeagent.core.board import FaultsChanged
 from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.health import (
@@ -86,6 +87,7 @@ class VendorDevices:
         self._picture = site.picture
         self._book = HealthBook(site.settings.health)
         self._settings = site.settings
+        self._allowed = site.settings.drivers.nvidia.mig_allowed_profiles
         self._clock = site.clock
         self._metrics = site.metrics
         self._quarantine = site.quarantine
@@ -192,13 +194,17 @@ class VendorDevices:
             await self._clock.sleep(1.0)
 
     def _take(self, inventory: Inventory) -> None:
-        problem = "; ".join(inventory.problems)
+        judged = [restrict(device, self._allowed) for device in inventory.devices]
+        devices = tuple(device for device, _ in judged)
+        problem = "; ".join((*inventory.problems, *(text for _, text in judged if text)))
         self._was_up = True
         self._metrics.driver_up.labels(vendor=self.vendor).set(1)
         if problem and problem != self.problem:
-            _log.warning("devices left out", extra={"vendor": self.vendor, "problem": problem})
+            _log.warning(
+                "device discovery incomplete", extra={"vendor": self.vendor, "problem": problem}
+            )
         before = (self.devices, self.links, self.driver_version, self.problem)
-        self.devices, self.links = inventory.devices, inventory.links
+        self.devices, self.links = devices, inventory.links
         self.driver_version, self.problem = inventory.driver_version, problem
         self._handle(
             tuple(
