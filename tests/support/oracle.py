@@ -427,7 +427,10 @@ class Oracle:
             kinds = here.kinds() | {share.kind for share in mine if share.kind}
             grant = here.grant(step.request)
             assert grant is not None
-            words: list[float] = [float(not grant.kind or kinds != {grant.kind})]
+            words: list[float] = [
+                *self._excess(here, step),
+                float(not grant.kind or kinds != {grant.kind}),
+            ]
             for word in keys:
                 if word == "numa":
                     words += [float(beside(here) < count), _numa(here)]
@@ -438,7 +441,12 @@ class Oracle:
         topology = "topology-aware" in request.policy.device
         order = sorted(fitting, key=key)
         if topology and count == 1:
-            order.sort(key=lambda here: sum(link(here, o) for o in fitting if o is not here))
+            order.sort(
+                key=lambda here: (
+                    self._excess(here, step),
+                    sum(link(here, o) for o in fitting if o is not here),
+                )
+            )
         if count == 1:
             return order[:1]
         groups = [order]
@@ -538,6 +546,39 @@ class Oracle:
             placed.append(shares)
             tried.shares.setdefault(number, []).append(shares)
         return tried
+
+    def _excess(self, here: OracleDevice, step: Step) -> tuple[int, int, int]:
+        """(1 on a device with partitions, MiB beyond the request, compute beyond it)."""
+        grant, wants = here.grant(step.request), step.request
+        assert grant is not None
+        if grant.profile < 0:
+            return 0, 0, 0
+        if wants.profile or wants.exact:
+            return 1, 0, 0
+        division = here.division()
+        assert division is not None
+        whole_mib = max(profile.memory_mib for profile in division.profiles)
+        return (
+            1,
+            grant.memory_mib - wants.memory_mib_on(whole_mib),
+            grant.core_pct - wants.core_pct,
+        )
+
+    def excess(self, request: PodRequest, name: str) -> tuple[int, int]:
+        """(partitions and MiB beyond the request, compute beyond it) of the devices that each step
+        would take if it were alone.
+        """
+        mib = core_pct = 0
+        for step in self.steps(request):
+            fitting = [
+                self._excess(self.nodes[name].devices[v.uuid], step)
+                for v in self.verdicts(request, name, step, {})
+                if v.stage in (None, NUMA, SHAPE)
+            ]
+            for is_part, spare_mib, spare_pct in sorted(fitting)[: step.request.count]:
+                mib += is_part + spare_mib
+                core_pct += spare_pct
+        return mib, core_pct
 
     def _shares(
         self,
@@ -712,8 +753,21 @@ class Oracle:
             return "AllocatedCardsInsufficientRequest"
         return STAGES[max(v.stage for v in tried.verdicts if v.stage is not None)]
 
+    def scores(self, request: PodRequest, names: Sequence[str]) -> list[float]:
+        """0..100 by node: less excess first, then ``score``; 0 where the pod does not fit."""
+        beyond = {n: self.excess(request, n) for n in names if self.code(request, n) is None}
+        levels = sorted(set(beyond.values()), reverse=True)
+        found: list[float] = []
+        for name in names:
+            score = self.score(request, name)
+            if name in beyond and len(levels) > 1:
+                above = levels.index(beyond[name])
+                score = 100.0 * (above + score / 100.0) / len(levels)
+            found.append(score)
+        return found
+
     def score(self, request: PodRequest, name: str) -> float:
-        """0..100 after placing the pod; 0 where it does not fit."""
+        """0..100 after placing the pod, by fullness alone; 0 where it does not fit."""
         placement = self.pick(request, name)
         if placement is None:
             return 0.0

@@ -86,9 +86,8 @@ class Pair:
         assert texts.keys() == codes.keys()
         if len(classes) <= CLASSES_SHOWN:
             assert all(texts[node].startswith(code) for node, code in codes.items())
-        assert self.verdicts.prioritize(request, ASKED).scores.tolist() == [
-            self.oracle.score(request, node) for node in ASKED
-        ]
+        scores = self.verdicts.prioritize(request, ASKED).scores.tolist()
+        assert scores == self.oracle.scores(request, ASKED)
         for node in ASKED:
             picked = pick(self.table, request, node)
             want = self.oracle.pick(request, node)

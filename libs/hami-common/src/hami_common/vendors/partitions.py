@@ -42,6 +42,10 @@ class Grant(NamedTuple):
     core_pct: int
     exclusive: bool
     kind: str
+    spare_mib: int = 0
+    """Memory beyond the request; 0 where the request names the partition."""
+    spare_pct: int = 0
+    """Compute beyond the request, likewise."""
 
 
 def mask_of(profile: Profile, start: int) -> int:
@@ -130,12 +134,15 @@ class Division:
             else:
                 suits = not profile.by_name_only
             if suits and profile.memory_mib >= memory_mib and profile.core_pct >= request.core_pct:
+                is_named = bool(request.profile or request.exact)
                 return Grant(
                     profile=number,
                     memory_mib=profile.memory_mib,
                     core_pct=profile.core_pct,
                     exclusive=request.exclusive or not profile.name,
                     kind=request.kind or profile.kind,
+                    spare_mib=0 if is_named else profile.memory_mib - memory_mib,
+                    spare_pct=0 if is_named else profile.core_pct - request.core_pct,
                 )
         return None
 

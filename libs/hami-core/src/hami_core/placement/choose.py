@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses devices for a step on each node: as many as it requests, best first.
 
-Order of devices: the words ``binpack``, ``spread`` and ``numa`` of the policy's chain, one after
-the other; then the lower NUMA node, then the vendor's enumeration. ``binpack`` is fullest first,
-``spread`` emptiest first, with the share on the device; ``numa`` puts NUMA nodes first that can
-serve the whole step, then the lower one. ``topology-aware`` goes before all of these: for several
-devices it selects the best-connected set, see ``links``; for a single one the device whose links to
-the others that fit are weakest, so that the best sets stay whole. ``mutex`` is a constraint, see
-``fit``. Devices whose shares are of the step's kind already come before all others: to begin a kind
-on an idle device makes it unavailable to all other kinds. Devices with a ``shape`` are chosen as a
-set.
+Order of devices: first those on which the share exceeds the request least, see ``fit.excess``:
+devices whose shares have any size before hardware partitions. Then the words ``binpack``,
+``spread`` and ``numa`` of the policy's chain, one after the other; then the lower NUMA node, then
+the vendor's enumeration. ``binpack`` is fullest first, ``spread`` emptiest first, with the share on
+the device; ``numa`` puts NUMA nodes first that can serve the whole step, then the lower one.
+``topology-aware`` goes before these words: for several devices it selects the best-connected set,
+see ``links``; for a single one the device whose links to the others that fit are weakest, so that
+the best sets stay whole. ``mutex`` is a constraint, see ``fit``. Of equal excess, devices whose
+shares are of the step's kind already come before all others: to begin a kind on an idle device
+makes it unavailable to all other kinds. Devices with a ``shape`` are chosen as a set.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from hami_core.placement.fit import (
     beside_counts,
     by_index,
     count_of,
+    excess,
     is_cut,
     one_per_index,
     open_sets,
@@ -78,11 +80,13 @@ def choose_devices(
     elif (count_of(passing) == wanted * fits).all():
         return passing
     order = _order(scene, step, keys, passing, added)
+    beyond = excess(view, step.request)
+    orders = [] if beyond is None else [beyond], order
     if scene.plan.topology:
         uneven = uneven_nodes(view, step.request.vendor) & fits
         if uneven.any():
-            return _choose_linked(view, step, passing, order, uneven)
-    return choose_first(view, step, passing, order)
+            return _choose_linked(view, step, passing, orders, uneven)
+    return choose_first(view, step, passing, [*orders[0], *orders[1]])
 
 
 def _order(
@@ -203,15 +207,19 @@ def _choose_linked(
     view: View,
     step: Step,
     passing: Bools,
-    order: Sequence[Floats | Shorts],
+    orders: tuple[Sequence[Floats], Sequence[Floats | Shorts]],
     uneven: Bools,
 ) -> Bools:
-    """Choose devices by links, and among equals by ``order``.
+    """Choose devices by links; ``orders`` are the keys before the links and those after them.
 
-    One device: that with the weakest links to the others that fit. Several: the strongest set.
+    One device: that with the weakest links to the others that fit. Several: the strongest set,
+    where the links decide before all keys.
     """
+    lead, rest = orders
     if step.request.count == 1:
-        return choose_first(view, step, passing, [_links_of(view, passing, uneven), *order])
+        links_of = _links_of(view, passing, uneven)
+        return choose_first(view, step, passing, [*lead, links_of, *rest])
+    order = [*lead, *rest]
     chosen = choose_first(view, step, passing & ~uneven, order)
     links = view.ids(view.block.links)
     vendor = view.table.vendors.number(step.request.vendor)

@@ -53,6 +53,8 @@ T = TypeVar("T", bound=np.generic)
 NOBODY: Final = -2
 """Number of a vendor that no device ever had."""
 NO_CONSTRAINT: Final = DeviceSelector()
+_PCT_FRACTION: Final = 1 << 20
+"""More than the compute of all devices that one pod can get, in percent."""
 
 
 class Stage(IntEnum):
@@ -494,6 +496,27 @@ def wanted_core(view: View, request: DeviceRequest) -> Shorts | int:
         return core
 
     return view.shorts(block.derived(("granted core", request), make))
+
+
+def excess(view: View, request: DeviceRequest) -> Floats | None:
+    """Return by how much the request's share exceeds it on each device; ``None``: nowhere.
+
+    0 where shares have any size, so that these devices come first. A partition has 1 plus its
+    memory beyond the request, in MiB, plus a fraction that grows with its compute beyond it.
+    """
+    if not divisions_of(view, request.vendor):
+        return None
+    block = view.block
+
+    def make() -> Floats:
+        beyond = np.zeros((block.width, block.count))
+        for one in granted(View(view.table, block), request):
+            if one.grant is not None:
+                rest = one.grant.spare_pct / _PCT_FRACTION
+                beyond[one.devices] = 1 + one.grant.spare_mib + rest
+        return beyond
+
+    return view.floats(block.derived(("excess", request), make))
 
 
 def _asked_mib(view: View, request: DeviceRequest) -> Ints | int:

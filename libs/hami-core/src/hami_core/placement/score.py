@@ -9,6 +9,8 @@ term    magnitude  meaning
 ======  =========  ==========================================================================
 near    above all  of a gang's member: levels that the node shares with the members placed so far
                    (see ``domains``), in the mean; of other pods nothing
+excess  below it   how much the pod's shares exceed its request, least first; compares the nodes
+                   of one answer, see ``least_first``
 fill    0..100     part of the node's devices that would be in use, of the resources requested:
                    ``binpack`` as it is, ``spread`` 100 minus it
 name    order      equal scores are ordered by node name, see ``priorities``
@@ -17,15 +19,19 @@ name    order      equal scores are ordered by node name, see ``priorities``
 ``fill`` is the mean over the requested vendors and, for each, over slots, memory (if requested) and
 compute (if requested) of used / capacity of its registered devices, each cut off at 1. The pod
 counts with the largest amount that its containers use at one time, wherever on the node they are
-placed; a percentage counts as of the node's smallest device. Independent of node names.
+placed; a percentage counts as of the node's smallest device.
+
+``excess`` is the sum over the pod's steps, each regarded alone: ``fit.excess`` of the devices that
+it would take. It is 0 on nodes whose devices without partitions suffice. Independent of node names.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hami_core.placement.fit import Plan, View, totals_of
+from hami_core.placement.fit import Plan, Scene, View, excess, passes, totals_of
 from hami_core.table.block import (
     CORE,
     LEAST_MIB,
@@ -153,6 +159,44 @@ def _per_unit(whole: View, term: _Term) -> tuple[Floats, bool]:
         return per, len(per) > 0 and bool((per == per[0]).all())
 
     return whole.block.derived(("per unit", term.vendor, term.capacity), make)
+
+
+def exceeds(view: View, plan: Plan) -> bool:
+    """Return whether some node's shares may exceed the pod's request."""
+    return any(excess(view, step.request) is not None for step in plan.steps)
+
+
+def excess_of(view: View, plan: Plan, fits: Bools) -> Floats:
+    """Return ``excess`` of each node of the view; 0 where the pod does not fit."""
+    total, scene = np.zeros(view.count), Scene(view, plan)
+    for step, times in Counter(plan.steps).items():
+        beyond = excess(view, step.request)
+        if beyond is None:
+            continue
+        beyond = np.where(passes(scene, step), beyond, np.inf)
+        if step.request.count > 1:
+            beyond = np.sort(beyond, axis=0)[: step.request.count]
+            total += times * beyond.sum(axis=0)
+        else:
+            total += times * beyond.min(axis=0)
+    return np.where(fits, total, 0.0)
+
+
+def levels_of(beyond: Floats, fits: Bools) -> tuple[Ints, int]:
+    """Return (the number of different ``excess`` above each node's, the number of all).
+
+    Of the nodes that fit; others have no meaning.
+    """
+    different = np.unique(beyond[fits])
+    return len(different) - 1 - np.searchsorted(different, beyond), len(different)
+
+
+def least_first(fill: Floats, beyond: Floats, fits: Bools) -> Floats:
+    """Return scores that put nodes with less ``excess`` first, then those of ``fill``."""
+    worse, count = levels_of(beyond, fits)
+    if count <= 1:
+        return fill
+    return np.where(fits, HIGHEST * (worse + fill / HIGHEST) / count, 0.0)
 
 
 def nearer(fill: Floats, shared: Floats, *, most: int) -> Floats:

@@ -20,7 +20,16 @@ from hami_core.placement.fit import NO_PLAN, Plan, View, compile_request
 from hami_core.placement.nodenames import ABSENT, Found, NameIndex, NodeNames
 from hami_core.placement.placing import place
 from hami_core.placement.reasons import Causes, NodeRefusal, Refusals, causes
-from hami_core.placement.score import nearer, priorities, ranking, score
+from hami_core.placement.score import (
+    exceeds,
+    excess_of,
+    least_first,
+    levels_of,
+    nearer,
+    priorities,
+    ranking,
+    score,
+)
 from hami_core.table.block import Block, Bools, Columns, Floats, Ints, Shorts
 from hami_core.table.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
@@ -48,6 +57,8 @@ class _Kept:
     __slots__ = (
         "causes",
         "causes_version",
+        "excess",
+        "excess_version",
         "failed",
         "fits",
         "owns_causes",
@@ -66,6 +77,8 @@ class _Kept:
         """True when the lines are not shared, so that they may be written to."""
         self.scores_version = -1
         self.scores = _NO_SCORES
+        self.excess_version = -1
+        self.excess = _NO_SCORES
 
 
 class _Part(NamedTuple):
@@ -268,6 +281,9 @@ class Verdicts:
         if plan.steps:
             for part in located.parts:
                 scores[part.places] = self._scored(plan, part.block).scores.take(part.columns)
+            beyond = self._excess(plan, located)
+            if beyond is not None:
+                scores = least_first(scores, beyond, self._fits(plan, located))
             if near:
                 shared, most = self._shared(located, near)
                 scores = nearer(scores, shared, most=most)
@@ -291,6 +307,10 @@ class Verdicts:
             plan, ranks = self._compiled(request), np.zeros(len(located))
             for part in located.parts:
                 ranks[part.places] = ranking(View(self._table, part.block), plan, part.columns)
+            beyond = self._excess(plan, located)
+            if beyond is not None:
+                levels, _ = levels_of(beyond, self._fits(plan, located))
+                ranks += levels * (ranks.max() - ranks.min() + 1)
         order = (ranks * (1 / _FINEST)).astype(np.int64) << _SCATTER_BITS
         order |= located.scattered()
         worse = len(order) - count
@@ -376,6 +396,35 @@ class Verdicts:
                 view = View(self._table, block, columns)
                 kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
         kept.causes_version = block.version
+        return kept
+
+    def _fits(self, plan: Plan, located: Located) -> Bools:
+        """Return the nodes on which the pod fits."""
+        fits = np.zeros(len(located), np.bool_)
+        for part in located.parts:
+            fits[part.places] = self._placed(plan, part.block).fits.take(part.columns)
+        return fits
+
+    def _excess(self, plan: Plan, located: Located) -> Floats | None:
+        """Return each node's ``excess``; ``None`` where it is 0 everywhere."""
+        beyond: Floats | None = None
+        for part in located.parts:
+            if exceeds(View(self._table, part.block), plan):
+                if beyond is None:
+                    beyond = np.zeros(len(located))
+                beyond[part.places] = self._exceeding(plan, part.block).excess.take(part.columns)
+        return beyond
+
+    def _exceeding(self, plan: Plan, block: Block) -> _Kept:
+        """Return ``excess`` of every column, up to date."""
+        kept = self._placed(plan, block)
+        if kept.excess_version == block.version:
+            return kept
+        changed = block.stale_since(kept.excess_version)
+        fits = kept.fits if changed is None else kept.fits[changed]
+        found = excess_of(View(self._table, block, changed), plan, fits)
+        kept.excess = _merged(kept.excess, found, block, changed)
+        kept.excess_version = block.version
         return kept
 
     def _scored(self, plan: Plan, block: Block) -> _Kept:
