@@ -119,37 +119,42 @@ CAUSES = (
         asks={GPU: 1, MEMORY: 1000},
         beside=({GPU: 1, MEMORY: 1000},),
         annotations={"hami.io/gpu-scheduler-policy": "mutex"},
-        line="ExclusiveDeviceAllocateConflict: no device is idle",
+        line="ExclusiveDeviceAllocateConflict: no device is idle"
+        " (annotation hami.io/gpu-scheduler-policy: mutex)",
     ),
     Cause(
         node="type",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/use-gputype": "A100"},
-        line="CardTypeMismatch: no device is of a type wanted: A100",
+        line="CardTypeMismatch: no device is of a type wanted: A100"
+        " (annotation nvidia.com/use-gputype)",
     ),
     Cause(
         node="type-denied",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/nouse-gputype": "H100"},
-        line="CardTypeMismatch: no device is of a type wanted: not H100",
+        line="CardTypeMismatch: no device is of a type wanted: not H100"
+        " (annotation nvidia.com/nouse-gputype)",
     ),
     Cause(
         node="uuid",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere-0"},
-        line="CardUuidMismatch: no device has a UUID wanted: GPU-elsewhere-0",
+        line="CardUuidMismatch: no device has a UUID wanted: GPU-elsewhere-0"
+        " (annotation nvidia.com/use-gpuuuid)",
     ),
     Cause(
         node="uuid-denied",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/nouse-gpuuuid": "GPU-uuid-denied-0"},
-        line="CardUuidMismatch: no device has a UUID wanted: not GPU-uuid-denied-0",
+        line="CardUuidMismatch: no device has a UUID wanted: not GPU-uuid-denied-0"
+        " (annotation nvidia.com/nouse-gpuuuid)",
     ),
     Cause(
         node="mode",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/vgpu-mode": "mps"},
-        line="ModeNotFit: no device is in mode mps",
+        line="ModeNotFit: no device is in mode mps; write nvidia.com/vgpu-mode: hami-core",
     ),
     Cause(
         node="cordoned",
@@ -193,7 +198,8 @@ CAUSES = (
         asks={GPU: 2, MEMORY: 1000},
         devices=2,
         annotations={"nvidia.com/numa-bind": "true"},
-        line="NumaNotFit: 2 devices of one NUMA node wanted, at most 1 fit (numa)",
+        line="NumaNotFit: 2 devices of one NUMA node wanted, at most 1 fit (numa)"
+        " (annotation nvidia.com/numa-bind)",
     ),
 )
 BY_NODE = {cause.node: cause for cause in CAUSES}

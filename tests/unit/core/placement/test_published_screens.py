@@ -161,7 +161,8 @@ def test_several_devices_for_a_container_are_mig_instances_only_on_request() -> 
     two = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240}
     unsaid = refused(cluster(cards(*migs)), pod("p", two))
     assert unsaid[0] == "ModeNotFit"
-    assert "2 devices for a container wanted" in unsaid[1]
+    assert "2 devices wanted; neither hardware parts" in unsaid[1]
+    assert unsaid[1].endswith("; write nvidia.com/vgpu-mode: mig")
     both = {"nvidia.com/vgpu-mode": "hami-core,mig"}
     for annotations in ({}, both):
         code, _ = refused(cluster(cards(*migs, soft)), pod("p", two, annotations))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hami_common.events.allocation import Account
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device
+from hami_common.model.device import Device, Profile
 from hami_common.model.request import (
     ContainerRequest,
     DeviceRequest,
@@ -112,14 +112,25 @@ def test_the_largest_memory_that_fits_is_found_to_the_mib() -> None:
         (pod("p", count=5, mib=10), "count", "2"),
         (pod("p", core=80), "core_pct", "50"),
         (pod("p", core=100), "core_pct", "50"),
-        (pod("p", allow_types=["H100"]), "allow_types", "any"),
-        (pod("p", deny_uuids=["a-0", "a-1"]), "deny_uuids", "any"),
+        (pod("p", allow_types=["H100"]), "nvidia.com/use-gputype", "any"),
+        (pod("p", deny_uuids=["a-0", "a-1"]), "nvidia.com/nouse-gpuuuid", "any"),
     ],
 )
 def test_each_kind_of_change(request_: PodRequest, what: str, fits: str) -> None:
     ledger = ledger_of(("a", [device("a", n) for n in range(2)]))
     list(simulate(ledger, [pod("x", count=2, core=50)], now_s=0))
     assert closest(ledger, request_)[what].fits == fits
+
+
+def test_mode_that_would_let_the_pod_in_is_offered_once() -> None:
+    sizes = (Profile(name="1g", memory_mib=400, core_pct=25, size=1, starts=(0, 1)),)
+    ledger = ledger_of(("a", [device("a", 0, mode="mig", partitions=sizes)]))
+    changes = closest_fits(ledger, pod("p", count=2, mib=300))
+    (change,) = [one for one in changes if one.what == "nvidia.com/vgpu-mode"]
+    assert (change.asked, change.fits, change.node) == ("none", "mig", "a")
+    assert str(change) == "nvidia.com/vgpu-mode mig instead of none would fit on a"
+    soft = closest_fits(ledger, pod("p", mib=300, modes=["soft"]))
+    assert [(one.what, one.fits) for one in soft] == [("nvidia.com/vgpu-mode", "any")]
 
 
 def test_no_change_is_offered_where_no_single_change_suffices() -> None:
@@ -153,7 +164,7 @@ def test_mutex_policy_is_named_where_it_alone_keeps_the_pod_out() -> None:
     alone = msgspec.structs.replace(
         alone, policy=msgspec.structs.replace(alone.policy, device=("mutex", "binpack"))
     )
-    change = closest(ledger, alone)["mutex"]
+    change = closest(ledger, alone)["hami.io/gpu-scheduler-policy"]
     assert (change.asked, change.fits) == ("mutex,binpack", "binpack")
 
 

@@ -316,6 +316,29 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     yield Stage.CORDON, ~block.cordoned[:, : block.count]
 
 
+def lifting_modes(view: View, step: Step, modes: Sequence[str]) -> Shorts:
+    """Return for each device the place in ``modes``, from 1, of its mode if naming it would help.
+
+    0: the pod could not get a share of the device by naming a mode.
+    """
+    request, found = step.request, np.zeros((view.block.width, view.count), np.int32)
+    if request.profile or not modes:
+        return found
+    has_size = np.ones(found.shape, np.bool_)
+    for one in granted(view, request):
+        if one.grant is None:
+            has_size &= ~one.devices
+    whole = View(view.table, view.block)
+    for number, mode in enumerate(modes, start=1):
+        named = replace(
+            step,
+            request=replace(request, modes=()),
+            selector=replace(step.selector, modes=(mode,)),
+        )
+        found[view.bools(_accepted_modes(whole, named)) & has_size & (found == 0)] = number
+    return found
+
+
 def _accepted_modes(view: View, step: Step) -> Bools:
     block, modes = view.block, view.table.modes.words
     mode = block.mode[:, : block.count]

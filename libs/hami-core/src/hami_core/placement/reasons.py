@@ -4,8 +4,9 @@
 Codes are HAMi's where HAMi has one. A node's reason is its binding constraint: how far its best
 device got, and if some devices fit but too few, the constraint that stops the best of the others.
 All nodes with one reason form a class and get the same text, because kube-scheduler groups nodes by
-text: the requested value, and the best free value of the class with its node. One answer has at
-most ``CLASSES_SHOWN`` texts of at most ``TEXT_BYTES``, so a pod's condition stays under 1 KiB.
+text: the requested value, and the best free value of the class with its node. If an annotation of
+the pod causes the refusal, or another one would lift it, the text ends with its key. One answer has
+at most ``CLASSES_SHOWN`` texts of at most ``TEXT_BYTES``, so a pod's condition stays under 1 KiB.
 
 Everything is derived from the constraints of ``fit``, evaluated one by one, on the nodes that
 failed. Memory in MiB, compute in percent of one device.
@@ -19,8 +20,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.events.decision import NODES_LISTED, RefusalClass
-from hami_common.model.request import PodRequest
+from hami_common.model.request import PARTITION_MODES, PodRequest
+from hami_common.pods.annotations import DEVICE_POLICY
 from hami_common.vendors.partitions import NO_START, Division
+from hami_common.vendors.remedies import one_of, remedies_of
 from hami_core.placement.fit import (
     Counts,
     Plan,
@@ -32,9 +35,11 @@ from hami_core.placement.fit import (
     beside_counts,
     compile_request,
     count_of,
+    divisions_of,
     granted,
     has_enough,
     known_devices,
+    lifting_modes,
     passes,
     reached,
     wanted_core,
@@ -193,6 +198,8 @@ class Measure(NamedTuple):
     node: str
     lack: "Lack | None" = None
     """For a hardware partition: the requested one, and the amount that is too small."""
+    remedy: int = 0
+    """Place in the vendor's modes, from 1, of one whose naming would lift the refusal; 0: none."""
 
 
 class Lack(NamedTuple):
@@ -259,6 +266,8 @@ class Causes(NamedTuple):
     """The best value: the one nearest to the requested value."""
     lack: Ints
     """``Lack`` as a number, where a partition does not fit."""
+    remedy: Ints
+    """Place in the vendor's modes, see ``Measure.remedy``."""
 
     @classmethod
     def none(cls, count: int) -> "Causes":
@@ -327,13 +336,18 @@ def _lacking_causes(view: View, plan: Plan) -> Causes:
         found, failed = Causes.none(block.count), lacking_step(whole, plan)
         for number, (vendor, count) in enumerate(wanted):
             places = np.flatnonzero(failed == number)
+            if not len(places):
+                continue
             known = known_devices(whole, vendor).take(places)
             none, few = _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW)
             words = np.where(known == 0, none, few)
-            found.put(_counted(count, known, words), places)
+            lacking = _counted(count, known, words)
+            remedy = _remedies(whole, plan.steps[number], instead_of_devices=True)
+            found.put(lacking._replace(remedy=remedy.max(axis=0).take(places)), places)
         return found
 
-    found = block.derived(("lacking causes", wanted), make)
+    asked = plan.steps if any(divisions_of(view, vendor) for vendor, _ in wanted) else ()
+    found = block.derived(("lacking causes", wanted, asked), make)
     return found if view.columns is None else found.part(view.columns)
 
 
@@ -357,7 +371,8 @@ def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
     """Return the causes of nodes where all devices offered to the step have too little memory."""
     words = np.full(len(offered), _word(number, Stage.MEMORY, NONE_FIT), np.int64)
     each = np.full(len(offered), wanted, np.int64)
-    return Causes(words, each, offered.copy(), np.zeros(len(offered), np.int64))
+    none = np.zeros(len(offered), np.int64)
+    return Causes(words, each, offered.copy(), none, none.copy())
 
 
 def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
@@ -370,6 +385,9 @@ def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
     if len(each) == 1 and not fitting.any():
         return _measured(scene, step, stages, Stage(each[0]), _word(number, each[0], NONE_FIT))
     found = _counted(step.request.count, fitting, np.zeros(view.count, np.int64))
+    if Stage.MODE in each:
+        stopped = np.where(stages == Stage.MODE, _remedies(view, step), 0)
+        found.remedy[:] = stopped.max(axis=0)
     for one in each:
         found.word[stage == one] = _word(number, one, SOME_FIT)
         mine = np.flatnonzero((stage == one) & (fitting == 0))
@@ -383,22 +401,44 @@ def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
 def _counted(count: int, have: Ints | Counts, words: Ints) -> Causes:
     """Return the causes of nodes where the number of devices is too small."""
     wanted = np.full(len(have), count, np.int64)
-    return Causes(words, wanted, have.astype(np.int64), np.zeros(len(have), np.int64))
+    none = np.zeros(len(have), np.int64)
+    return Causes(words, wanted, have.astype(np.int64), none, none.copy())
 
 
 def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
     """Return the best value of each node for the resource that ``stage`` is about."""
-    wanted, free = _amounts(scene, step, stages, stage)
     words, none = np.full(stages.shape[1], word, np.int64), np.zeros(stages.shape[1], np.int64)
+    if stage == Stage.MODE:
+        # A node that another mode would open is the closest.
+        remedy = np.where(stages == stage, _remedies(scene.view, step), 0).max(axis=0)
+        return Causes(words, none, (remedy > 0).astype(np.int64), none.copy(), remedy)
+    wanted, free = _amounts(scene, step, stages, stage)
     if isinstance(wanted, int) and stage != Stage.PARTITION:
         # Where all devices want the same amount, least is missing where most is free.
         most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
-        return Causes(words, np.full(len(words), wanted, np.int64), most, none)
+        return Causes(words, np.full(len(words), wanted, np.int64), most, none, none.copy())
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
     lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
     each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
-    return Causes(words, each[best], free[best], lack)
+    return Causes(words, each[best], free[best], lack, none.copy())
+
+
+def _remedies(view: View, step: Step, *, instead_of_devices: bool = False) -> Ints:
+    """Return ``Measure.remedy`` of each device.
+
+    With ``instead_of_devices`` only of modes in which one device may serve the step several times.
+    """
+    modes = [mode for mode, _ in remedies_of(step.request.vendor).modes]
+    if instead_of_devices and (
+        step.request.count == 1 or step.request.shape or step.selector.numa_bind
+    ):
+        modes = []
+    found = lifting_modes(view, step, modes).astype(np.int64)
+    if instead_of_devices:
+        dividing = [n for n, mode in enumerate(modes, start=1) if mode in PARTITION_MODES]
+        found[~np.isin(found, dividing)] = 0
+    return found
 
 
 def _lacks(scene: Scene, step: Step) -> Ints:
@@ -549,7 +589,8 @@ def _joined(lines: list[Columns]) -> Columns:
 def _measure(found: Causes, column: int, name: str) -> Measure:
     """Return the best value at a column."""
     lack = Lack.of(int(found.lack[column]))
-    return Measure(int(found.wanted[column]), int(found.free[column]), name, lack)
+    remedy = int(found.remedy[column])
+    return Measure(int(found.wanted[column]), int(found.free[column]), name, lack, remedy)
 
 
 def _refusal(
@@ -563,7 +604,9 @@ def _refusal(
     code = _code(reason)
     fact = _fact(plan, reason, best, divisions)
     prefix = _prefix(request, plan, reason.step)
-    return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
+    hint = _hint(plan, reason, best)
+    text = _clip(f"{code}: {prefix}{fact}", TEXT_BYTES - len(hint)) + hint
+    return NodeRefusal(code=code, text=text)
 
 
 def _distinct(line: Shorts | Ints) -> list[int]:
@@ -641,7 +684,7 @@ def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[In
 def _has_best(reason: Reason) -> bool:
     """Return whether the text of a class includes its best value."""
     if reason.kind == NONE_FIT:
-        return reason.stage in _STAGES_WITH_AMOUNT
+        return reason.stage in _STAGES_WITH_AMOUNT or reason.stage == Stage.MODE
     return reason.kind != NO_DEVICES
 
 
@@ -679,6 +722,42 @@ def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Divisio
             return f"{best.wanted} devices in {shape} wanted, {best.free} fit but not so {where}"
         case _:
             return f"{best.wanted} devices of one NUMA node wanted, at most {best.free} fit {where}"
+
+
+def _hint(plan: Plan, reason: Reason, best: Measure) -> str:
+    """Return the end of the text: the annotation that causes the refusal or would lift it."""
+    if reason.kind == NO_DEVICES:
+        return ""
+    step = plan.steps[reason.step]
+    keys, selector = remedies_of(step.request.vendor), step.selector
+    if best.remedy:
+        _, word = keys.modes[best.remedy - 1]
+        return f"; write {keys.mode}: {word}" if word else f"; remove {keys.mode}"
+    if reason.kind == TOO_FEW:
+        return ""
+    key = ""
+    match Stage(reason.stage):
+        case Stage.TYPE:
+            listed = keys.allow_types if selector.allow_types else keys.deny_types
+            key = one_of(listed, step.request) if _names_types(step) else ""
+        case Stage.UUID:
+            listed = keys.allow_uuids if selector.allow_uuids else keys.deny_uuids
+            key = one_of(listed, step.request)
+        case Stage.MODE:
+            key = keys.mode if selector.modes else ""
+        case Stage.NUMA:
+            key = keys.numa_bind
+        case Stage.HELD if plan.mutex and not step.request.exclusive:
+            key = f"{DEVICE_POLICY}: mutex"
+        case Stage.KIND:
+            key = keys.key_of_kind(step.request.kind)
+        case _:
+            pass
+    return f" (annotation {key})" if key else ""
+
+
+def _names_types(step: Step) -> bool:
+    return bool(step.selector.allow_types or step.selector.deny_types)
 
 
 def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
@@ -736,8 +815,8 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
                 return "every device is divided in hardware, and the pod does not ask for a part"
             if not modes and step.request.count > 1:
                 return (
-                    f"{step.request.count} devices for a container wanted; those given whole only"
-                    " or in hardware parts do not count"
+                    f"{step.request.count} devices wanted; neither hardware parts nor devices given"
+                    " whole only count"
                 )
             if not modes:
                 return "every device is given whole only, or divided in ways that do not suit"

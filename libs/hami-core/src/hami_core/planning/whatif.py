@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceSelector, PodRequest
+from hami_common.pods.annotations import DEVICE_POLICY
+from hami_common.vendors.remedies import one_of, remedies_of
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import Accepted, Reuse
 from hami_core.placement.reasons import NodeExplanation, NodeRefusal, explain
@@ -54,8 +56,8 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty where the change is of the whole pod."""
     vendor: str
     what: str
-    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, two of these with `` and ``, a
-    selector's field, or ``mutex``.
+    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, two of these with `` and ``, or the
+    key of the pod's annotation.
     """
     asked: str
     fits: str
@@ -235,6 +237,8 @@ def _closest(scene: _Scene, request: PodRequest) -> tuple[Change, ...]:
         for change in _smaller(request, index, wanted, node_for)
     ]
     found += _unselected(request, node_for)
+    constraints = {change.what for change in found}
+    found += [c for c in _in_another_mode(request, node_for) if c.what not in constraints]
     found += _unmixed(request, node_for)
     if not found:
         found = [
@@ -351,7 +355,7 @@ def _unmixed(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
         yield Change(
             container="",
             vendor="",
-            what="mutex",
+            what=DEVICE_POLICY,
             asked=",".join(request.policy.device),
             fits=",".join(words),
             node=node,
@@ -374,12 +378,71 @@ def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
                 yield Change(
                     container="",
                     vendor=vendor,
-                    what=what,
+                    what=_annotation(request, vendor, what),
                     asked=",".join(asked) if isinstance(asked, tuple) else str(asked).lower(),
                     fits="any",
                     node=node,
                     cost=SELECTOR_COST,
                 )
+
+
+def _annotation(request: PodRequest, vendor: str, what: str) -> str:
+    """Return the key of the annotation that sets a selector's field; the field where none does."""
+    keys = remedies_of(vendor)
+    found = {
+        "allow_types": keys.allow_types,
+        "deny_types": keys.deny_types,
+        "allow_uuids": keys.allow_uuids,
+        "deny_uuids": keys.deny_uuids,
+        "modes": (keys.mode,),
+        "numa_bind": (keys.numa_bind,),
+    }.get(what, ())
+    asked = [r for c in request.containers for r in c.requests if r.vendor == vendor]
+    return next((key for r in asked if (key := one_of(found, r))), what)
+
+
+def _in_another_mode(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
+    """Yield for each vendor the first mode of sharing whose naming alone lets the pod in."""
+    for vendor in dict.fromkeys(r.vendor for c in request.containers for r in c.requests):
+        keys, selector = remedies_of(vendor), request.selectors.get(vendor, DeviceSelector())
+        asked = selector.modes or _modes(request, vendor)
+        for mode, word in keys.modes:
+            if not word or mode in asked:
+                continue
+            node = node_for(_in_mode(request, vendor, selector, mode))
+            if node:
+                words = dict(keys.modes)
+                yield Change(
+                    container="",
+                    vendor=vendor,
+                    what=keys.mode,
+                    asked=",".join(words.get(one) or "none" for one in asked) or "none",
+                    fits=word,
+                    node=node,
+                    cost=SELECTOR_COST,
+                )
+                break
+
+
+def _modes(request: PodRequest, vendor: str) -> tuple[str, ...]:
+    asked = (r for c in request.containers for r in c.requests if r.vendor == vendor)
+    return next((one.modes for one in asked if one.modes), ())
+
+
+def _in_mode(request: PodRequest, vendor: str, selector: DeviceSelector, mode: str) -> PodRequest:
+    """Return the pod as if it named the mode; a partition named by its profile keeps its own."""
+    containers = tuple(
+        replace(
+            container,
+            requests=tuple(
+                replace(one, modes=()) if one.vendor == vendor and not one.profile else one
+                for one in container.requests
+            ),
+        )
+        for container in request.containers
+    )
+    named = replace(selector, modes=(mode,))
+    return replace(request, containers=containers, selectors={**request.selectors, vendor: named})
 
 
 # --- how full -------------------------------------------------------------------------------------
