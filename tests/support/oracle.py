@@ -336,7 +336,8 @@ class Oracle:
         if here.is_held() or mine.exclusive or (mutex and used_slots):
             return Verdict(here.uuid, HELD)
         kinds = here.kinds() | ({mine.kind} if mine.kind else set())
-        if grant.kind and kinds - {grant.kind}:
+        beside = {grant.kind, "offline"} if grant.kind == "online" else {grant.kind}
+        if grant.kind and kinds - beside:
             return Verdict(here.uuid, KIND)
         if free_mib < grant.memory_mib:
             return Verdict(here.uuid, MEMORY, grant.memory_mib, free_mib)
@@ -429,7 +430,7 @@ class Oracle:
             assert grant is not None
             words: list[float] = [
                 *self._excess(here, step),
-                float(not grant.kind or kinds != {grant.kind}),
+                float(not grant.kind or grant.kind not in kinds),
             ]
             for word in keys:
                 if word == "numa":

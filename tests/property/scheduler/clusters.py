@@ -140,7 +140,9 @@ def holdings(draw: st.DrawFn, node: str) -> tuple[ContainerShares, ...]:
                     exclusive=draw(st.integers(0, 7)) == 0,
                     profile=(profile := draw(st.sampled_from(("", "", "", *PARTS)))),
                     start=draw(st.integers(0, 3)) if profile.endswith("g") else None,
-                    kind=profile if profile in ("q", "h") else "",
+                    kind=profile
+                    if profile in ("q", "h")
+                    else draw(st.sampled_from(("", "", "", "online", "offline"))),
                 )
                 for vendor, number in draw(
                     st.lists(
@@ -167,7 +169,7 @@ def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
         shape=shape,
         profile=draw(st.sampled_from(("", "", "", "", "", "", "", "1g+", "v1"))),
         exact=draw(st.sampled_from(((), (), (), (), (), (("core", 2),)))),
-        kind=draw(st.sampled_from(("", "", "", "", "q", "fixed"))),
+        kind=draw(st.sampled_from(("", "", "", "", "q", "fixed", "online", "offline"))),
         types=draw(st.sampled_from(((), (), (), (), ("T4",)))),
         modes=draw(st.sampled_from(((), (), (), (), ("mig",), ("soft", "whole")))),
         count=draw(st.sampled_from((1, 1, 1, 2, 2, 3, 4))),

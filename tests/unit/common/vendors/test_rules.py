@@ -330,6 +330,28 @@ def test_metax_memory_is_gib_or_bytes_and_classes_do_not_mix() -> None:
     assert "has one sGPU" in refusal({**limits("4"), "metax-tech.com/sgpu": 2}, online)
 
 
+def test_metax_online_pod_joins_offline_ones_and_no_other() -> None:
+    limits = {
+        "metax-tech.com/sgpu": 1,
+        "metax-tech.com/vmemory": "4",
+        "metax-tech.com/vcore": 30,
+    }
+    app = "metax-tech.com/sgpu-app-class"
+    one = Node(node("metax", "MXC500", 65536, mode="sgpu"))
+    assert one.sizes(limits, annotations={app: "offline"}) == [4096]
+    assert one.sizes(limits, annotations={app: "online"}) == [4096]
+    assert one.sizes(limits, annotations={app: "online"}) == [4096]
+    for annotations in ({app: "offline"}, {}):
+        refused = one.place(limits, annotations=annotations)
+        assert isinstance(refused, str)
+        assert refused.startswith("CardQosPolicyMismatch")
+    normal = Node(node("metax", "MXC500", 65536, mode="sgpu"))
+    assert normal.sizes(limits) == [4096]
+    refused = normal.place(limits, annotations={app: "online"})
+    assert isinstance(refused, str)
+    assert refused.endswith(f"than online (annotation {app})")
+
+
 def test_enflame_slices_are_exact_and_shares_get_the_smallest() -> None:
     table = enflame.partitions_of({"1g.8gb": (1, 8), "2g.16gb": (2, 16), "6g.48gb": (6, 48)})
     one = Node(node("enflame", "S60", 49152, mode="drs", partitions=table, resources={"slices": 6}))

@@ -10,9 +10,9 @@ application containers)``, separately for memory, compute and slots. A hardware 
 the pod's whole life, so one that an init container uses counts as a sidecar's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import add
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -54,7 +54,10 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: GridPosition | None = None
     """The partition's first position on the device's grid, where positions matter."""
     kind: Word = ""
-    """Shares of one device all have the same kind, such as a QoS class; empty: any."""
+    """Shares of one device all have the same kind, such as a QoS class; empty: any.
+
+    ``JOINS`` lists exceptions.
+    """
 
     @property
     def part(self) -> str:
@@ -96,7 +99,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=self.core_pct + other.core_pct,
             slots=self.slots + other.slots,
             exclusive=self.exclusive or other.exclusive,
-            kind=_kind_of_both(self.kind, other.kind),
+            kind=kind_of_all((self.kind, other.kind)),
             parts=_of_both(self.parts, other.parts, add),
         )
 
@@ -107,7 +110,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=max(self.core_pct, other.core_pct),
             slots=max(self.slots, other.slots),
             exclusive=self.exclusive or other.exclusive,
-            kind=_kind_of_both(self.kind, other.kind),
+            kind=kind_of_all((self.kind, other.kind)),
             parts=_of_both(self.parts, other.parts, max),
         )
 
@@ -115,6 +118,21 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 NOTHING = Booked()
 MIXED = "*"
 """The kind of shares that differ in it: no further share may join them."""
+JOINS: Final[Mapping[str, str]] = {"online": "offline"}
+"""By kind: the other kind whose shares it may join. Shares of that kind may not join it."""
+
+
+def kind_of_all(kinds: Iterable[str]) -> str:
+    """Return the kind that decides which shares may join these: empty without one."""
+    found = {kind for kind in kinds if kind}
+    if len(found) <= 1:
+        return next(iter(found), "")
+    return next((kind for kind in found if found == {kind, JOINS.get(kind)}), MIXED)
+
+
+def may_join(kind: str, others: str) -> bool:
+    """True when a share of ``kind`` may join shares whose ``kind_of_all`` is ``others``."""
+    return others in ("", kind) or others == JOINS.get(kind)
 
 
 def _of_both(
@@ -123,10 +141,6 @@ def _of_both(
     if not a or not b:
         return a or b
     return {part: join(a.get(part, 0), b.get(part, 0)) for part in {**a, **b}}
-
-
-def _kind_of_both(a: str, b: str) -> str:
-    return a or b if not a or not b or a == b else MIXED
 
 
 def stays(kind: ContainerKind, share: Share) -> bool:

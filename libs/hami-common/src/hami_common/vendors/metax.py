@@ -2,10 +2,10 @@
 """MetaX: whole GPUs, and sGPUs with one QoS class for all shares of a device.
 
 The class is the pod's annotation ``metax-tech.com/sgpu-qos-policy``, or ``online`` / ``offline`` of
-``metax-tech.com/sgpu-app-class``; online pods are not counted in compute. Differences from HAMi
-v2.10: online and offline pods never share a device; several containers of a pod may have whole GPUs
-of their own. Memory in MiB; a bare number of ``vmemory`` is GiB, one with letters is bytes, rounded
-up to the driver's step of 128 MiB.
+``metax-tech.com/sgpu-app-class``; online pods are not counted in compute. An online pod may join
+offline ones, an offline pod never joins an online one. Difference from HAMi v2.10: several
+containers of a pod may have whole GPUs of their own. Memory in MiB; a bare number of ``vmemory`` is
+GiB, one with letters is bytes, rounded up to the driver's step of 128 MiB.
 """
 
 from collections.abc import Mapping, Sequence

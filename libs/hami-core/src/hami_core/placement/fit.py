@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from hami_common.model.placement import JOINS
 from hami_common.model.request import (
     ContainerKind,
     DeviceRequest,
@@ -596,7 +597,9 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         yield Stage.HELD, idle
     kinds = _wanted_kinds(view, request)
     if kinds is not None:
-        yield Stage.KIND, _same_kind(scene, kinds)
+        joined = JOINS.get(request.kind)
+        other = kinds if joined is None else view.table.kinds.number(joined)
+        yield Stage.KIND, _same_kind(scene, kinds, other)
     yield Stage.MEMORY, free_mib >= wanted_mib(view, request)
     core = wanted_core(view, request)
     if not isinstance(core, int):
@@ -627,12 +630,14 @@ def _wanted_kinds(view: View, request: DeviceRequest) -> Shorts | int | None:
     return wanted
 
 
-def _same_kind(scene: Scene, wanted: Shorts | int) -> Bools:
+def _same_kind(scene: Scene, wanted: Shorts | int, joined: Shorts | int) -> Bools:
+    """Return the devices without shares of another kind than ``wanted`` and ``joined``."""
     view, _, running = scene
     kind = view.shorts(view.block.kind)
-    same: Bools = (kind == 0) | (kind == wanted)
+    same: Bools = (kind == 0) | (kind == wanted) | (kind == joined)
     if running is not None:
-        same &= (running.kind == 0) | (running.kind == wanted)
+        mine = running.kind
+        same &= (mine == 0) | (mine == wanted) | (mine == joined)
     return same if isinstance(wanted, int) else same | (wanted == 0)
 
 

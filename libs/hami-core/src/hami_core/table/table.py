@@ -33,6 +33,8 @@ from hami_common.model.placement import (
     Booked,
     ContainerShares,
     booked_by_device,
+    kind_of_all,
+    may_join,
 )
 from hami_common.vendors.partitions import Division
 from hami_core.table.block import MOST_SMALL, NO_NUMA, Block, Cell, Ints, require_in_range
@@ -571,7 +573,7 @@ class DeviceTable:
         row = place.rows[uuid]
         division = self.divisions[place.block.division[row, place.column]]
         taken, spent = division.spent(place.parts.get(uuid, {}))
-        kind = _one_kind(place.kinds.get(uuid, {}))
+        kind = kind_of_all(place.kinds.get(uuid, {}))
         place.block.divide(
             row, place.column, taken=taken, spent=spent, kind=self.kinds.number(kind)
         )
@@ -618,8 +620,8 @@ class DeviceTable:
         """Return whether partitions or kinds of others conflict with the needed ones."""
         if need.kind:
             mine = {have.kind: 1} if have.kind else {}
-            others = _one_kind(_summed(place.kinds.get(uuid, {}), mine, sign=-1))
-            if others not in ("", need.kind):
+            others = kind_of_all(_summed(place.kinds.get(uuid, {}), mine, sign=-1))
+            if not may_join(need.kind, others):
                 return True
         if not need.parts:
             return False
@@ -670,7 +672,7 @@ class DeviceTable:
             ):
                 raise InvariantBroken(what=f"device {uuid} on {node} has stale derived columns")
             taken, spent = self.divisions[block.division[at]].spent(place.parts.get(uuid, {}))
-            kind = self.kinds.number(_one_kind(place.kinds.get(uuid, {})))
+            kind = self.kinds.number(kind_of_all(place.kinds.get(uuid, {})))
             vendor = self.vendors.words[block.vendor[at]]
             if bool(block.withheld[at]) != self.is_withheld(node, vendor):
                 raise InvariantBroken(what=f"device {uuid} on {node} is withheld, or not, wrongly")
@@ -707,10 +709,6 @@ def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> di
     """Return ``counts`` with ``amounts`` added or subtracted, without entries that become 0."""
     summed = {key: counts.get(key, 0) + sign * amounts.get(key, 0) for key in {**counts, **amounts}}
     return {key: count for key, count in summed.items() if count > 0}
-
-
-def _one_kind(kinds: dict[str, int]) -> str:
-    return next(iter(kinds)) if len(kinds) == 1 else MIXED if kinds else ""
 
 
 def _ghost(cell: Cell) -> Cell:
