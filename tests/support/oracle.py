@@ -400,6 +400,24 @@ class Oracle:
         assert grant is not None
         return full + added(grant.core_pct, grant.memory_mib)
 
+    def _broken(
+        self,
+        here: OracleDevice,
+        step: Step,
+        fitting: list[OracleDevice],
+        running: list[Share],
+    ) -> int:
+        """Idle devices in the groups of 4, 8 and 16 around an idle device, and itself."""
+        mine = {share.uuid for share in running}
+        idle = [one for one in fitting if not one.used_slots() and one.uuid not in mine]
+        if step.request.keeps != "aligned" or step.request.count > 1 or here not in idle:
+            return 0
+        return 1 + sum(
+            one is not here and one.index // size == here.index // size
+            for one in idle
+            for size in (4, 8, 16)
+        )
+
     def _choose(
         self,
         request: PodRequest,
@@ -430,6 +448,7 @@ class Oracle:
             assert grant is not None
             words: list[float] = [
                 *self._excess(here, step),
+                self._broken(here, step, fitting, running),
                 float(not grant.kind or grant.kind not in kinds),
             ]
             for word in keys:
@@ -445,6 +464,7 @@ class Oracle:
             order.sort(
                 key=lambda here: (
                     self._excess(here, step),
+                    self._broken(here, step, fitting, running),
                     sum(link(here, o) for o in fitting if o is not here),
                 )
             )

@@ -167,6 +167,7 @@ def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
     return DeviceRequest(
         vendor=vendor,
         shape=shape,
+        keeps=draw(st.sampled_from(("", "", "", "aligned"))),
         profile=draw(st.sampled_from(("", "", "", "", "", "", "", "1g+", "v1"))),
         exact=draw(st.sampled_from(((), (), (), (), (), (("core", 2),)))),
         kind=draw(st.sampled_from(("", "", "", "", "q", "fixed", "online", "offline"))),

@@ -450,6 +450,21 @@ def neuron(cores: int, count: int = 16, type_: str = "trainium2") -> NodeDevices
     )
 
 
+def test_neuron_cores_and_single_devices_leave_aligned_sets_whole() -> None:
+    one = Node(neuron(2))
+    core, device = {"aws.amazon.com/neuroncore": 1}, {"aws.amazon.com/neuron": 1}
+    shares = one.place(core, core)
+    assert not isinstance(shares, str)
+    assert sorted((s.uuid, s.start) for s in shares) == [("awsneuron-0", 0), ("awsneuron-0", 1)]
+    taken = [one.place(single) for single in (core, device, core, device)]
+    names = [[s.uuid for s in some if isinstance(s, Share)] for some in taken]
+    assert names == [["awsneuron-1"], ["awsneuron-2"], ["awsneuron-1"], ["awsneuron-3"]]
+    for expected in (range(8, 16), range(4, 8)):
+        several = one.place({"aws.amazon.com/neuron": len(expected)})
+        assert not isinstance(several, str)
+        assert [s.uuid for s in several] == [f"awsneuron-{n}" for n in expected]
+
+
 def test_neuron_cores_are_neighbors() -> None:
     settings = VendorSettings(awsneuron=awsneuron.AwsneuronSettings(cores_per_device=8))
     one = Node(neuron(8, 1), catalog=Catalog.from_settings(settings))

@@ -79,6 +79,9 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rule for the sets of devices that may serve the request, see ``hami_common.vendors.shapes``.
     """
 
+    keeps: Word = ""
+    """Shape whose sets a request for one device leaves whole where it can, as ``shape``."""
+
     def memory_mib_on(self, device_memory_mib: int) -> int:
         """MiB taken from a device with ``device_memory_mib`` of physical memory."""
         return self.memory_mib or device_memory_mib * self.memory_pct // 100

@@ -2,7 +2,9 @@
 """AWS Neuron: whole devices, and neighboring NeuronCores of one device.
 
 ``neuroncore`` is a total: up to one device's cores, or a multiple of them, which is whole devices.
-Several devices are neighbors; on Trainium 1, 4, 8 or 16 aligned to their number. Differences from
+Several devices are neighbors; on Trainium 1, 4, 8 or 16 aligned to their number. A request for one
+device or for cores takes a device in use, then one whose aligned sets are broken already, so that
+sets stay whole; this goes before the policy. Differences from
 HAMi v2.10: devices with more than two cores are served; the cores of a device are a setting, not
 the report of the first node. Memory in MiB.
 """
@@ -118,6 +120,7 @@ class Awsneuron(ShareVendor):
                     core_pct=0,
                     exclusive=False,
                     exact=((CORES, cores),),
+                    keeps="aligned",
                 )
             if cores % per_device or cores > MAX_DEVICES * per_device:
                 raise RequestInvalid(
@@ -127,7 +130,7 @@ class Awsneuron(ShareVendor):
                 )
             request = replace(request, count=cores // per_device)
         if request.count == 1:
-            return request
+            return replace(request, keeps="aligned")
         if request.count in COUNTS["aligned"]:
             return replace(request, shape="aligned")
         return replace(request, shape="run", types=self._settings.run_types)

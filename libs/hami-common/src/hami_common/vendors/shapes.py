@@ -28,6 +28,8 @@ _CROSS_QUADS: Final = (
     (1, 2, 5, 6),
 )
 _ALIGNED: Final = (1, 4, 8, 16)
+SIZES_KEPT: Final = {"aligned": _ALIGNED[1:]}
+"""By shape: sizes of the aligned groups that a single device of it should not break."""
 COUNTS: Final = {"wings": (1, 2, 4, 8), "aligned": _ALIGNED}
 """Numbers of devices that a shape allows; a shape that is not listed allows any it has sets for."""
 

@@ -2,7 +2,8 @@
 """Chooses devices for a step on each node: as many as it requests, best first.
 
 Order of devices: first those on which the share exceeds the request least, see ``fit.excess``:
-devices whose shares have any size before hardware partitions. Then the words ``binpack``,
+devices whose shares have any size before hardware partitions. Then those that break the fewest sets
+of the request's ``keeps``, devices in use before idle ones. Then the words ``binpack``,
 ``spread`` and ``numa`` of the policy's chain, one after the other; then the lower NUMA node, then
 the vendor's enumeration. ``binpack`` is fullest first, ``spread`` emptiest first, with the share on
 the device; ``numa`` puts NUMA nodes first that can serve the whole step, then the lower one.
@@ -19,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from hami_common.model.request import DevicePolicy, ScoringWeights
+from hami_common.vendors.shapes import SIZES_KEPT
 from hami_core.placement.fit import (
     Scene,
     Step,
@@ -81,7 +83,10 @@ def choose_devices(
         return passing
     order = _order(scene, step, keys, passing, added)
     beyond = excess(view, step.request)
-    orders = [] if beyond is None else [beyond], order
+    lead: list[Floats | Shorts] = [] if beyond is None else [beyond]
+    if step.request.keeps and wanted == 1:
+        lead.append(_broken(scene, step, passing))
+    orders = lead, order
     if scene.plan.topology:
         uneven = uneven_nodes(view, step.request.vendor) & fits
         if uneven.any():
@@ -110,6 +115,25 @@ def _order(
     if "numa" not in keys and not _numa_in_order(scene.view):
         order.append(numa)
     return order
+
+
+def _broken(scene: Scene, step: Step, passing: Bools) -> Shorts:
+    """Return how much each device's use breaks the sets of the step's ``keeps``; 0: in use already.
+
+    1 plus the other idle devices that fit in its aligned group, counted for each size of group.
+    """
+    view, _, running = scene
+    index, idle = view.shorts(view.block.index), view.bools(view.block.idle)
+    if running is not None:
+        idle = idle & (running.slots == 0)
+    open_ = passing & idle
+    broken = np.ones(index.shape, np.int32)
+    for size in SIZES_KEPT[step.request.keeps]:
+        group = index // size
+        for row in range(len(group)):
+            broken += open_[row] & (group[row] == group)
+        broken -= 1  # itself
+    return np.where(idle, broken, np.int32(0))
 
 
 def _numa_in_order(view: View) -> bool:
@@ -207,7 +231,7 @@ def _choose_linked(
     view: View,
     step: Step,
     passing: Bools,
-    orders: tuple[Sequence[Floats], Sequence[Floats | Shorts]],
+    orders: tuple[Sequence[Floats | Shorts], Sequence[Floats | Shorts]],
     uneven: Bools,
 ) -> Bools:
     """Choose devices by links; ``orders`` are the keys before the links and those after them.
