@@ -55,6 +55,7 @@ def device(
     mode: str = "soft",
     partitions: tuple[Profile, ...] = (),
     resources: dict[str, int] | None = None,
+    attributes: dict[str, str] | None = None,
 ) -> Device:
     """A registered device."""
     return Device(
@@ -72,6 +73,7 @@ def device(
         mode=mode,
         partitions=partitions,
         resources=resources or {},
+        attributes=attributes or {},
     )
 
 

@@ -51,6 +51,8 @@ class OracleDevice:
     """``None`` while it is not registered."""
     healthy: bool = False
     index: int = 2**31 - 1
+    board: str = ""
+    """Physical card of which it is a part."""
     used: list[Booked] = field(default_factory=list)
     """One entry per pod that holds a share."""
 
@@ -196,6 +198,7 @@ class Oracle:
             )
             here.vendor, here.device = message.vendor, device
             here.healthy, here.index = device.healthy, device.index
+            here.board = device.attributes.get("board", "")
         self._tidy(message.node)
 
     def remove_node(self, name: str) -> None:
@@ -309,6 +312,10 @@ class Oracle:
         device, wants = here.device, step.request
         assert device is not None
         mutex = "mutex" in request.policy.device
+        is_beside_used = here.board and any(
+            (other.vendor, other.board) == (here.vendor, here.board) and other.used_slots()
+            for other in node.devices.values()
+        )
         used_slots = here.used_slots() + mine.slots
         free_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
         left_core = device.capacity_core_pct - here.used_core()
@@ -333,7 +340,7 @@ class Oracle:
         assert grant is not None
         if used_slots >= device.slots:
             return Verdict(here.uuid, SLOT, 1, device.slots - used_slots)
-        if here.is_held() or mine.exclusive or (mutex and used_slots):
+        if here.is_held() or mine.exclusive or (mutex and (used_slots or is_beside_used)):
             return Verdict(here.uuid, HELD)
         kinds = here.kinds() | ({mine.kind} if mine.kind else set())
         beside = {grant.kind, "offline"} if grant.kind == "online" else {grant.kind}

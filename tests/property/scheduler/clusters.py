@@ -115,6 +115,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 healthy=plain or draw(st.integers(0, 4)) > 0,
                 cordoned=not plain and draw(st.integers(0, 4)) == 0,
                 mode="soft" if plain else draw(st.sampled_from(MODES)),
+                attributes=draw(st.sampled_from(({}, {"board": "x"}, {"board": "y"}))),
             )
         )
     names = [device.uuid for device in devices]

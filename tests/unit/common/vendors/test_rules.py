@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid
 from hami_common.events.inventory import NodeDevices
@@ -350,6 +351,26 @@ def test_metax_online_pod_joins_offline_ones_and_no_other() -> None:
     refused = normal.place(limits, annotations={app: "online"})
     assert isinstance(refused, str)
     assert refused.endswith(f"than online (annotation {app})")
+
+
+def test_vastai_pod_with_mutex_takes_no_die_of_a_card_in_use() -> None:
+    devices = node("vastai", "Vastai", 16384, 4, mode="whole")
+    dies = tuple(
+        replace(die, attributes={"board": f"card-{number // 2}", "strategy": "die"})
+        for number, die in enumerate(devices.devices)
+    )
+    one = Node(replace(devices, devices=dies))
+    limits = {"vastaitech.com/va": 1}
+    mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
+    taken = [one.place(limits), one.place(limits, annotations=mutex)]
+    assert [[s.uuid for s in some if isinstance(s, Share)] for some in taken] == [
+        ["vastai-0"],
+        ["vastai-2"],
+    ]
+    refused = one.place(limits, annotations=mutex)
+    assert isinstance(refused, str)
+    assert refused.startswith("ExclusiveDeviceAllocateConflict: no device is idle")
+    assert one.sizes(limits) == [16384]
 
 
 def test_enflame_slices_are_exact_and_shares_get_the_smallest() -> None:

@@ -32,6 +32,9 @@ from hami_common.bounds import (
     Word,
 )
 
+BOARD = "board"
+"""Attribute of devices that are parts (dies) of one physical card: a word for the card."""
+
 
 class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One size in which a device can be divided in hardware, such as a MIG profile.
@@ -113,7 +116,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attributes: Attributes = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
-    Never needed for placement arithmetic.
+    Placement uses none but ``BOARD``.
     """
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vastai: whole cards, or whole dies where an administrator chose so.
 
-Difference from HAMi v2.10: dies of one card are not preferred to others.
+With ``mutex`` a pod takes dies of cards that no other pod uses. Difference from HAMi v2.10: dies of
+one card are not preferred to others.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ several hardware partitions is as many steps of one, because they may be parts o
 Constraints in order: see ``Stage``.
 
 - An exclusive share requires an idle device, and blocks the device for all other pods.
+- A pod with ``mutex`` takes idle devices of physical cards that no other pod uses.
 - A share without compute books none, and is refused where other pods use all compute.
 - With ``numa_bind`` the devices of one step come from one NUMA node; devices of unknown affinity
   count as one node.
@@ -594,7 +595,7 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         if idle is not None:
             idle = idle & (running.slots == 0)
     if idle is not None and plan.mutex:
-        yield Stage.HELD, idle
+        yield Stage.HELD, idle & ~_beside_used(view)
     kinds = _wanted_kinds(view, request)
     if kinds is not None:
         joined = JOINS.get(request.kind)
@@ -614,6 +615,19 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         yield Stage.PARTITION, _has_place(scene, request)
     if idle is not None and request.exclusive:
         yield Stage.IDLE, idle
+
+
+def _beside_used(view: View) -> Bools:
+    """Return the devices that are parts of a physical card of which another part is in use."""
+    block = view.block
+    boards = view.shorts(block.board)
+    found: Bools = np.zeros(boards.shape, np.bool_)
+    if not block.derived("boards", lambda: bool(block.board[:, : block.count].any())):
+        return found
+    used = ~view.bools(block.idle) & (boards > 0)
+    for row in range(block.width):
+        found |= used[row] & (boards[row] == boards)
+    return found
 
 
 def _wanted_kinds(view: View, request: DeviceRequest) -> Shorts | int | None:

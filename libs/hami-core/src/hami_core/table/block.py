@@ -62,6 +62,7 @@ _MATRICES: Final[dict[str, Any]] = {
     "mode": np.int32,
     "numa": np.int32,
     "index": np.int32,
+    "board": np.int32,
     "division": np.int32,
     "taken": np.int32,
     "kind": np.int32,
@@ -88,6 +89,7 @@ MOST_MEMORY_MIB: Final = (1 << 47) - 1
 """Largest memory of a device; sums over a node stay within 64 bits."""
 _SMALL: Final = (
     "index",
+    "board",
     "type",
     "mode",
     "division",
@@ -106,6 +108,7 @@ class Cell(Struct, kw_only=True):
     uuid: str
     vendor: int
     index: int = 0
+    board: int = 0
     type: int = 0
     mode: int = 0
     numa: int = NO_NUMA
@@ -162,6 +165,8 @@ class Block:
     numa: Shorts
     index: Shorts
     """The vendor's own enumeration."""
+    board: Shorts
+    """Physical card of which the device is a part; equal on its parts, 0: it is a card itself."""
     division: Shorts
     """Number of the device's table of partitions, see ``table``; 0: its shares have any size."""
     taken: Shorts
@@ -359,6 +364,7 @@ class Block:
             self.mode[at] = cell.mode
             self.numa[at] = cell.numa
             self.index[at] = cell.index
+            self.board[at] = cell.board
             self.division[at] = cell.division
             self.known[at] = cell.known
             self.healthy[at] = cell.healthy
@@ -465,6 +471,7 @@ class Block:
                 uuid=uuid,
                 vendor=int(self.vendor[row, column]),
                 index=int(self.index[row, column]),
+                board=int(self.board[row, column]),
                 type=int(self.type[row, column]),
                 mode=int(self.mode[row, column]),
                 numa=int(self.numa[row, column]),

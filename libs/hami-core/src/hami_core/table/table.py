@@ -18,6 +18,7 @@ device. Independent of pods and policies.
 
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device, Link
+from hami_common.model.device import BOARD, Device, Link
 from hami_common.model.placement import (
     MIXED,
     NOTHING,
@@ -344,6 +345,7 @@ class DeviceTable:
             uuid=device.uuid,
             vendor=vendor,
             index=device.index,
+            board=_board(device),
             type=self.types.number(device.type),
             mode=self.modes.number(device.mode),
             numa=NO_NUMA if device.numa is None or device.numa < 0 else device.numa,
@@ -709,6 +711,12 @@ def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> di
     """Return ``counts`` with ``amounts`` added or subtracted, without entries that become 0."""
     summed = {key: counts.get(key, 0) + sign * amounts.get(key, 0) for key in {**counts, **amounts}}
     return {key: count for key, count in summed.items() if count > 0}
+
+
+def _board(device: Device) -> int:
+    """Return a number for the device's physical card, 0 where it is the card."""
+    name = device.attributes.get(BOARD, "")
+    return crc32(f"{device.vendor}/{name}".encode()) & MOST_SMALL or 1 if name else 0
 
 
 def _ghost(cell: Cell) -> Cell:

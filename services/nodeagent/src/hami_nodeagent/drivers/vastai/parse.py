@@ -8,6 +8,7 @@ identity. Devices are numbered in order of their addresses. Sizes are MiB with t
 
 import re
 
+from hami_common.model.device import BOARD
 from hami_nodeagent.drivers.errors import HardwareAbsent
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Seen
@@ -33,10 +34,10 @@ def devices(text: str) -> tuple[Seen, ...]:
             type="Vastai",
             memory_mib=forms.mib(total),
             bus_id=address,
-            attributes={"board": serial},
+            attributes={BOARD: serial},
             used_mib=forms.mib(forms.text_at(entry, "vals", "Used")),
         )
-    boards = [one.attributes["board"] for one in found.values()]
+    boards = [one.attributes[BOARD] for one in found.values()]
     return tuple(
         Seen(
             place=one.place,
@@ -49,7 +50,7 @@ def devices(text: str) -> tuple[Seen, ...]:
             mode="whole",
             attributes={
                 **one.attributes,
-                "strategy": "die" if boards.count(one.attributes["board"]) > 1 else "card",
+                "strategy": "die" if boards.count(one.attributes[BOARD]) > 1 else "card",
             },
             used_mib=one.used_mib,
         )
