@@ -109,6 +109,18 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     assert b"90000" in why.stdout
     assert b"closest fit: container main: memory_mib 1" in why.stdout, why.stdout
 
+    picky = small_pod("picky", memory_mib=3000)
+    picky["spec"]["nodeSelector"] = {"zone": "elsewhere"}
+    await cluster.create_pod(picky)
+
+    async def is_excluded() -> bool:
+        done = await hamictl(cluster, "explain", "pod", "picky")
+        return b"now: 0 of 1 nodes fit" in done.stdout and (
+            b"1 nodes: excluded by the pod's nodeSelector" in done.stdout
+        )
+
+    await cluster.until("the pod's node selector is obeyed", is_excluded)
+
     snapshot, pods = tmp_path / "snapshot.json", tmp_path / "pods.yaml"
     saved = await hamictl(cluster, "snapshot", str(snapshot))
     assert saved.returncode == 0, saved.stderr

@@ -133,6 +133,18 @@ def test_mode_that_would_let_the_pod_in_is_offered_once() -> None:
     assert [(one.what, one.fits) for one in soft] == [("nvidia.com/vgpu-mode", "any")]
 
 
+def test_nodes_that_kube_scheduler_excludes_do_not_count() -> None:
+    ledger = ledger_of(*((name, [device(name, 0)]) for name in "abc"))
+    now = standing(ledger, pod("p"), excluded={"a": "the pod's nodeSelector", "gone": "taint x"})
+    assert (now.nodes, now.feasible, now.best) == (3, 2, "b")
+    assert [(r.text, r.nodes) for r in now.refusals] == [("excluded by the pod's nodeSelector", 1)]
+    large = pod("large", mib=1500)
+    everywhere = dict.fromkeys("ab", "taint x")
+    assert {c.node for c in standing(ledger, large, excluded=everywhere).closest} == {"c"}
+    none = standing(ledger, pod("p"), excluded=dict.fromkeys("abc", "taint x"))
+    assert (none.nodes, none.feasible, none.best, none.closest) == (3, 0, "", ())
+
+
 def test_no_change_is_offered_where_no_single_change_suffices() -> None:
     ledger = ledger_of(("a", [device("a", 0, healthy=False)]))
     assert closest(ledger, pod("p")) == {}

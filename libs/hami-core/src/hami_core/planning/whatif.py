@@ -8,6 +8,7 @@ container's memory and compute together. Memory in MiB, compute in percent of on
 a whole as fractions 0..1.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -94,6 +95,7 @@ class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
     best: str = ""
     """The node that would be chosen."""
     refusals: tuple[Refusal, ...] = ()
+    """Those of devices first, then nodes that kube-scheduler excludes."""
     closest: tuple[Change, ...] = ()
     """As of ``Outcome``; only where no node fits."""
     explained: NodeExplanation | None = None
@@ -145,16 +147,29 @@ def simulate(
 
 
 def standing(
-    ledger: Ledger, request: PodRequest, *, node: str = "", governed: Governed | None = None
+    ledger: Ledger,
+    request: PodRequest,
+    *,
+    node: str = "",
+    governed: Governed | None = None,
+    excluded: Mapping[str, str] = MappingProxyType({}),
 ) -> Standing:
-    """Return the pod's verdict now; ``node`` is explained device by device."""
-    scene = _Scene(ledger, governed)
+    """Return the pod's verdict now; ``node`` is explained device by device.
+
+    ``excluded``: nodes that kube-scheduler does not offer the pod, with the constraint.
+    """
+    names = ledger.table.nodes()
+    scene = _Scene(ledger, governed, excluded=frozenset(excluded))
     best, filtered = scene.best(request)
+    others = Counter(excluded[name] for name in names if name in excluded)
     return Standing(
-        nodes=len(filtered.nodes),
+        nodes=len(names),
         feasible=len(filtered.left),
         best=best,
-        refusals=_refusals(filtered),
+        refusals=(
+            *_refusals(filtered),
+            *(Refusal(text=f"excluded by {why}", nodes=n) for why, n in others.most_common()),
+        ),
         closest=() if best else _closest(scene, request),
         explained=explain(ledger.table, request, node) if node else None,
     )
@@ -163,8 +178,11 @@ def standing(
 class _Scene:
     """A scheduler's core on a copy of a ledger."""
 
-    def __init__(self, ledger: Ledger, governed: Governed | None) -> None:
+    def __init__(
+        self, ledger: Ledger, governed: Governed | None, excluded: frozenset[str] = frozenset()
+    ) -> None:
         self._ledger = ledger
+        self._excluded = excluded
         self._verdicts = Verdicts(ledger.table)
         self._quota, self._askers = governed or Governed(QuotaLedger())
         self._quotas = QuotaVerdicts(ledger.table, self._quota)
@@ -174,7 +192,8 @@ class _Scene:
 
         With ``waits`` the scene records whether the pod now waits for its queue.
         """
-        filtered = self._verdicts.filter(request, self._ledger.table.nodes())
+        names = [name for name in self._ledger.table.nodes() if name not in self._excluded]
+        filtered = self._verdicts.filter(request, names)
         asker = self._askers.get(request.uid, NOBODY_SPECIAL)
         waiting = tuple(self._quota.claims())
         answer: Filtered | Allowed

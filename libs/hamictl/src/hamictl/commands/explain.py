@@ -2,24 +2,31 @@
 """``hamictl explain``: shows why a pod is placed where it is, or pending.
 
 The registry has the recorded decisions. The current verdict of a pending pod is computed here with
-the scheduler's core on a snapshot, quotas and queues included. Gangs are not in a snapshot: their
+the scheduler's core on a snapshot, quotas and queues included, on the nodes that the pod's own
+constraints allow, which are read from the Kubernetes API. Gangs are not in a snapshot: their
 refusals appear only in recorded decisions.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.apipath import api_path
 from hami_common.events.decision import DecisionRecord
+from hami_common.ports import KubeApi
 from hami_core.placement.reasons import DeviceVerdict
 from hami_core.planning.whatif import Standing, standing
 from hami_core.replay.snapshot import Snapshot, load
-from hamictl import client, options, output
+from hamictl import client, kube, options, output
 from hamictl.client import Allocation, Explanation
-from hamictl.errors import Absent, Unreachable
+from hamictl.eligible import Document, excluded_nodes
+from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
 
 
@@ -36,6 +43,8 @@ class PodExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set for a pending pod."""
     problem: str = ""
     """Reason that ``now`` is missing."""
+    unchecked: str = ""
+    """Reason that ``now`` ignores the pod's own constraints on nodes; empty: it obeys them."""
 
 
 @click.group()
@@ -55,6 +64,7 @@ def explain() -> None:
 )
 @options.scheduler_option
 @options.registry_option
+@options.kubeconfig_option
 @options.format_option
 def pod(  # noqa: PLR0917 - click passes them by name
     name: str,
@@ -63,11 +73,18 @@ def pod(  # noqa: PLR0917 - click passes them by name
     snapshot_file: Path | None,
     scheduler: str,
     registry: str,
+    kubeconfig: str,
     format_: str,
 ) -> None:
     """Explain a pod's placement, or the closest fit if it is pending."""
     answer = explain_pod(
-        namespace, name, node=node, registry=registry, scheduler=scheduler, file=snapshot_file
+        namespace,
+        name,
+        node=node,
+        registry=registry,
+        scheduler=scheduler,
+        file=snapshot_file,
+        documents=partial(_documents, kubeconfig, namespace, name),
     )
     if not output.structured(answer, format_):
         _show_recorded(answer)
@@ -81,6 +98,8 @@ def _show_now(answer: PodExplanation) -> None:
             click.echo(f"  now: {answer.problem}")
         return
     click.echo(f"  now: {now.feasible} of {now.nodes} nodes fit")
+    if answer.unchecked:
+        click.echo(f"    node selector, affinity and taints not checked: {answer.unchecked}")
     if now.best:
         click.echo(f"    {now.best} would be chosen")
     for refusal in now.refusals:
@@ -125,9 +144,20 @@ def _show_recorded(answer: PodExplanation) -> None:
 
 
 def explain_pod(
-    namespace: str, name: str, *, node: str, registry: str, scheduler: str, file: Path | None
+    namespace: str,
+    name: str,
+    *,
+    node: str,
+    registry: str,
+    scheduler: str,
+    file: Path | None,
+    documents: Callable[[], tuple[Document, list[Document]]],
 ) -> PodExplanation:
-    """Read the registry and, if the pod is pending, a scheduler's state or a snapshot file."""
+    """Read the registry and, if the pod is pending, a scheduler's state or a snapshot file.
+
+    ``documents`` reads the pod and all nodes from the Kubernetes API. A file is evaluated without
+    them, because its nodes need not be those of now.
+    """
     absent: Absent | None = None
     recorded = Explanation(namespace=namespace, pod=name, decisions=(), allocations=())
     try:
@@ -160,13 +190,39 @@ def explain_pod(
             snapshot_id=known.snapshot_id,
             problem="the scheduler has no such pending pod",
         )
+    ledger, excluded, unchecked = load(known), dict[str, str](), ""
+    if file is not None:
+        unchecked = "a snapshot has none of them"
+    else:
+        try:
+            excluded = excluded_nodes(*documents(), ledger.table.nodes())
+        except (Absent, Refused, Unreachable, InputRefused) as error:
+            unchecked = error.message
     return replace(
         answer,
         snapshot_id=known.snapshot_id,
+        unchecked=unchecked,
         now=standing(
-            load(known), request, node=node, governed=governed_by(known, known.quotas.askers)
+            ledger,
+            request,
+            node=node,
+            governed=governed_by(known, known.quotas.askers),
+            excluded=excluded,
         ),
     )
+
+
+def _documents(kubeconfig: str, namespace: str, name: str) -> tuple[Document, list[Document]]:
+    return kube.with_kube(kubeconfig, lambda api: _pod_and_nodes(api, namespace, name))
+
+
+async def _pod_and_nodes(
+    api: KubeApi, namespace: str, name: str
+) -> tuple[Document, list[Document]]:
+    path = api_path("api", "v1", "namespaces", namespace, "pods", name)
+    pod = msgspec.json.decode(await api.get(path), type=Document)
+    pages = await api.list_pages("/api/v1/nodes")
+    return pod, [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
 
 
 def _state(scheduler: str, file: Path | None) -> Snapshot:
