@@ -66,7 +66,7 @@ NAMES = [
     LONG + "a",
     LONG + "ab",
     LONG + "abc",
-    LONG + "abd",
+    LONG + "abx",
     "c" * 63,
     "c" * 64,
     "MR-V100-poddemo",
