@@ -34,6 +34,12 @@ def test_memory_is_absolute_or_a_share_of_the_devices_rounded_down(
         ((), ("A100",), "NVIDIA A100-SXM4-80GB", False),
         ((), ("H100",), "NVIDIA A100-SXM4-80GB", True),
         (("A100",), ("80gb",), "NVIDIA A100-SXM4-80GB", False),
+        ((), ("K100_ai", "Z100"), "DCU-K100_AI", False),
+        ((), ("Z100",), "DCU-Z100L", False),
+        (("K100",), (), "DCU-K100_AI", True),
+        ((), ("MI300",), "AMD Instinct MI300X VF", False),
+        ((), ("MI300",), "", False),
+        ((), (), "", True),
     ],
 )
 def test_types_are_substrings_whatever_their_case_and_denial_wins(

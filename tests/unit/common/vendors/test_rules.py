@@ -289,12 +289,26 @@ def test_hygon_part_is_one_virtual_device() -> None:
     assert asked({"hygon.com/dcunum": 2}).exclusive
 
 
-def test_hygon_type_is_chosen_by_whole_words() -> None:
-    one = Node(node("hygon", "DCU-K100_AI", 65520))
-    limits = {"hygon.com/dcunum": 1}
-    key = "hygon.com/use-dcutype"
-    assert isinstance(one.place(limits, annotations={key: "DCU-K100"}), str)
-    assert one.sizes(limits, annotations={key: "dcu-k100_ai"}) == [65520]
+@pytest.mark.parametrize(
+    ("vendor", "type_", "limits", "key"),
+    [
+        ("hygon", "DCU-K100_AI", {"hygon.com/dcunum": 1}, "hygon.com/{}-dcutype"),
+        ("amd", "AMD Instinct K100_AI", {"amd.com/gpu": 1}, "amd.com/{}-gputype"),
+        ("nvidia", "NVIDIA K100_AI", {"nvidia.com/gpu": 1}, "nvidia.com/{}-gputype"),
+        ("cambricon", "MLU-K100_AI", {"cambricon.com/vmlu": 1}, "cambricon.com/{}-mlutype"),
+    ],
+)
+def test_types_are_parts_of_the_device_type_for_every_vendor(
+    vendor: str, type_: str, limits: Limits, key: str
+) -> None:
+    one = Node(node(vendor, type_, 65520))
+    for word in ("K100", "k100_ai", "Z100, K100_AI"):
+        refused = one.place(limits, annotations={key.format("nouse"): word})
+        assert isinstance(refused, str), word
+        assert refused.startswith("CardTypeMismatch")
+    assert isinstance(one.place(limits, annotations={key.format("use"): "Z100"}), str)
+    found = one.place(limits, annotations={key.format("use"): "k100"})
+    assert isinstance(found, list)
 
 
 def test_mthreads_sizes_are_the_vendors() -> None:

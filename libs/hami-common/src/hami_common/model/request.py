@@ -100,8 +100,8 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Constraints on the devices of one vendor. An empty tuple is no constraint.
 
-    Types match as case-insensitive substrings of the device type (users write ``A100``), or with
-    ``whole_words`` only the type or one of its words; UUIDs match exactly.
+    Types match as case-insensitive substrings of the device type (users write ``A100``), UUIDs
+    exactly, for every vendor.
     """
 
     allow_types: Words = ()
@@ -111,20 +111,18 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     modes: Words = ()
     """Accepted modes of sharing; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
-    whole_words: bool = False
 
     def accepts_type(self, device_type: str) -> bool:
-        """True when a device of ``device_type`` passes the type lists."""
-        if self.allow_types and not self._names(self.allow_types, device_type):
-            return False
-        return not self._names(self.deny_types, device_type)
+        """True when a device of ``device_type`` passes the type lists.
 
-    def _names(self, words: tuple[str, ...], device_type: str) -> bool:
+        A device of unknown type (empty) passes only without lists, so a deny list never fails open.
+        """
+        if not (self.allow_types or self.deny_types):
+            return True
         lowered = device_type.lower()
-        if not self.whole_words:
-            return any(word.lower() in lowered for word in words)
-        known = {lowered, *lowered.split()}
-        return any(word.lower() in known for word in words)
+        allowed = not self.allow_types or any(word.lower() in lowered for word in self.allow_types)
+        denied = not lowered or any(word.lower() in lowered for word in self.deny_types)
+        return allowed and not denied
 
     def accepts_uuid(self, uuid: str) -> bool:
         """True when the device named ``uuid`` passes the UUID lists."""

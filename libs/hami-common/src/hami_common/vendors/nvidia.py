@@ -38,6 +38,7 @@ from hami_common.vendors.protocol import (
     RenderContext,
     ResourceNames,
 )
+from hami_common.vendors.sharing import words_of
 
 NAME = "nvidia"
 MAX_PRIORITY = 7
@@ -114,10 +115,6 @@ class NvidiaSettings(
     """Runtime class for pods that have none; empty leaves the pod alone."""
     cdi_kind: str = "nvidia.com/gpu"
     """CDI vendor and class under which the vendor's toolkit publishes devices."""
-
-
-def _words(value: str) -> tuple[str, ...]:
-    return tuple(word for word in (part.strip() for part in value.split(",")) if word)
 
 
 def _limits_env(
@@ -496,10 +493,10 @@ class Nvidia:
                 fix='write "true" or "false"',
             )
         return DeviceSelector(
-            allow_types=_words(annotations.get(USE_TYPE, "")),
-            deny_types=_words(annotations.get(NO_USE_TYPE, "")),
-            allow_uuids=_words(annotations.get(USE_UUID, "")),
-            deny_uuids=_words(annotations.get(NO_USE_UUID, "")),
+            allow_types=words_of(annotations, (USE_TYPE,)),
+            deny_types=words_of(annotations, (NO_USE_TYPE,)),
+            allow_uuids=words_of(annotations, (USE_UUID,)),
+            deny_uuids=words_of(annotations, (NO_USE_UUID,)),
             modes=modes,
             numa_bind=numa_text in ("true", "1", "t"),
         )

@@ -429,14 +429,13 @@ class ShareVendor(ABC):
         return changes
 
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
-        """Types (whole words) and UUIDs that the pod accepts or excludes."""
+        """Types and UUIDs that the pod accepts or excludes."""
         keys = self.about.selectors
         return DeviceSelector(
             allow_types=words_of(annotations, keys.allow_types),
             deny_types=words_of(annotations, keys.deny_types),
             allow_uuids=words_of(annotations, keys.allow_uuids),
             deny_uuids=words_of(annotations, keys.deny_uuids),
-            whole_words=True,
         )
 
     # --- rendering -------------------------------------------------------------------------------
