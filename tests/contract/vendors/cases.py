@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
         bad=(
             ("cambricon.com/vmlu", "2"),
             ("cambricon.com/mlu.smlu.vmemory", "1Gi"),
-            ("cambricon.com/mlu.smlu.vcore", "101"),
+            ("cambricon.com/mlu.smlu.vcore", "1.5"),
         ),
         selector_uuid="cambricon.com/use-gpuuuid",
     ),
@@ -86,7 +86,7 @@ CASES: dict[str, Case] = {
         bad=(
             ("hygon.com/dcunum", "2"),
             ("hygon.com/dcumem", "2Gi"),
-            ("hygon.com/dcucores", "200"),
+            ("hygon.com/dcucores", "-1"),
         ),
         selector_uuid="hygon.com/use-gpuuuid",
     ),
@@ -114,8 +114,9 @@ CASES: dict[str, Case] = {
         bad=(
             ("mthreads.com/vgpu", "x"),
             ("mthreads.com/sgpu-memory", "33"),
-            ("mthreads.com/sgpu-core", "17"),
+            ("mthreads.com/sgpu-core", "1.5"),
         ),
+        refuses_zero=True,
         selector_uuid="mthreads.ai/use-gpuuuid",
     ),
     "metax": Case(
@@ -133,7 +134,7 @@ CASES: dict[str, Case] = {
         bad=(
             ("metax-tech.com/gpu", "1"),
             ("metax-tech.com/vmemory", "4Xi"),
-            ("metax-tech.com/vcore", "101"),
+            ("metax-tech.com/vcore", "x"),
         ),
         selector_uuid="metax-tech.com/use-gpuuuid",
     ),
@@ -152,7 +153,7 @@ CASES: dict[str, Case] = {
         whole={"enflame.com/gcu": "1"},
         part={"enflame.com/gcu-memory": "10", "enflame.com/gcu-core": "20"},
         part_mib=16384,
-        bad=(("enflame.com/gcu-memory", "0"), ("enflame.com/gcu-core", "101")),
+        bad=(("enflame.com/gcu-memory", "0"), ("enflame.com/gcu-core", "0")),
         selector_uuid="enflame.com/use-gpuuuid",
     ),
     "kunlunxin": Case(
@@ -196,6 +197,7 @@ CASES: dict[str, Case] = {
         part={"aws.amazon.com/neuroncore": "1"},
         part_mib=16384,
         bad=(("aws.amazon.com/neuroncore", "3"), ("aws.amazon.com/neuron", "x")),
+        refuses_zero=True,
         selector_uuid="aws.amazon.com/use-neuron-uuid",
     ),
     "amd": Case(

@@ -26,6 +26,8 @@ class Case:
     annotations: Mapping[str, str] = field(default_factory=dict)
     bad: tuple[tuple[str, str], ...] = ()
     """(resource, text) that is refused when put into ``part`` or ``whole``."""
+    refuses_zero: bool = False
+    """A count of 0 is refused, as HAMi does; else it is no request."""
     selector_uuid: str = ""
     """Annotation that names the devices wanted."""
 

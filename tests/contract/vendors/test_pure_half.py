@@ -144,12 +144,47 @@ def test_a_container_without_known_resources_requests_nothing(name: str) -> None
 
 
 @for_each_vendor
-def test_zero_devices_are_no_request(name: str) -> None:
+def test_zero_devices_are_no_request_or_refused(name: str) -> None:
     for limits in asks(name):
         counts = {f.count for f in vendor(name).families} & limits.keys()
         zero = {**limits, **dict.fromkeys(counts, "0")}
-        if counts:
+        if counts and case(name).refuses_zero:
+            with pytest.raises(RequestInvalid, match="0 is no request"):
+                vendor(name).parse_request(container(zero), case(name).annotations)
+        elif counts:
             assert vendor(name).parse_request(container(zero), case(name).annotations) is None
+
+
+@for_each_vendor
+def test_amounts_without_a_count_get_one_or_are_refused(name: str) -> None:
+    for family in vendor(name).families:
+        for amount in filter(None, (family.memory, family.memory_percentage, family.cores)):
+            if name == "ascend" and amount == family.cores:
+                continue
+            if name in ("nvidia", "enflame"):
+                request = vendor(name).parse_request(container({amount: "16"}))
+                assert request is not None
+                assert request.count == 1
+                continue
+            with pytest.raises(RequestInvalid) as caught:
+                vendor(name).parse_request(container({amount: "16"}))
+            assert caught.value.fix == f"add {family.count}: 1"
+
+
+@for_each_vendor
+def test_compute_above_a_device_is_read_as_all_of_it_with_a_warning(name: str) -> None:
+    limits = case(name).part or case(name).whole
+    families = [f for f in vendor(name).families if f.cores and f.all() & limits.keys()]
+    if not families or name == "ascend":
+        return
+    full = {**limits, families[0].cores: str(families[0].core_units)}
+    more = {**limits, families[0].cores: "1000"}
+    annotations = case(name).annotations
+    wanted = vendor(name).parse_request(container(full), annotations)
+    assert vendor(name).parse_request(container(more), annotations) == wanted
+    changes = vendor(name).admit(container(more), annotations)
+    assert changes is not None
+    assert [text for text in changes.warnings if "more than one device has, read as" in text]
 
 
 @for_each_vendor
@@ -228,7 +263,8 @@ def test_aliases_equal_the_canonical_name(name: str) -> None:
     for alias, target in one.resources.aliases.items():
         assert target in one.resources.all()
         family = next(f for f in one.families if target in f.all())
-        limits = {alias: "1"} if target == family.count else {family.count: "1", alias: "1"}
+        amount = "0" if target == family.cores else "1"
+        limits = {alias: "1"} if target == family.count else {family.count: "1", alias: amount}
         changes = one.admit(container(limits), case(name).annotations)
         assert changes is not None
         assert alias in changes.remove_resources

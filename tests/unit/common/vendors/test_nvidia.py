@@ -269,7 +269,7 @@ def test_only_a_whole_device_may_switch_the_limiter_off(value: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "limits", "wanted"),
     [
-        (NvidiaSettings(default_count=0), {"mem": "3000"}, None),
+        (NvidiaSettings(default_count=0), {"mem": "0"}, None),
         (NvidiaSettings(default_count=2), {"mem": "3000"}, request(2, mib=3000)),
         (
             NvidiaSettings(default_memory_mib=4000),

@@ -136,11 +136,11 @@ def test_init_containers_get_the_same_defaults() -> None:
     assert after["spec"]["initContainers"][0]["volumeMounts"][0]["mountPath"] == "/etc/hami"
 
 
-def test_default_count_zero_leaves_memory_only_pods_without_device() -> None:
+def test_memory_without_a_default_count_is_refused() -> None:
     catalog = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(default_count=0)))
     verdict = review(pod(asking(gpumem="100")), catalog=catalog)
-    assert verdict.allowed
-    assert "gets none" in verdict.warnings[0]
+    assert not verdict.allowed
+    assert "without a number of devices; add nvidia.com/gpu: 1" in verdict.message
 
 
 def test_memory_and_percentage_together_warn_and_memory_wins() -> None:

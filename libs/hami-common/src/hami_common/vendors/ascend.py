@@ -164,8 +164,12 @@ class AscendSettings(
     any_910_name: str = "huawei.com/Ascend910"
     """Count of chips of any 910 kind; empty: there is no such name."""
     any_910_memory_name: str = "huawei.com/Ascend910-memory"
+    any_910_core_name: str = "huawei.com/Ascend910-core"
     resource_aliases: dict[str, str] = field(
-        default_factory=lambda: {"huawei.com/ascend910": "huawei.com/Ascend910"}
+        default_factory=lambda: {
+            f"huawei.com/ascend910{part}": f"huawei.com/Ascend910{part}"
+            for part in ("", "-memory", "-core")
+        }
     )
     runtime_class: str = ""
     """Runtime class for pods that have none; empty leaves the pod alone."""
@@ -211,6 +215,7 @@ def _families(settings: AscendSettings) -> tuple[Family, ...]:
             Family(
                 count=settings.any_910_name,
                 memory=settings.any_910_memory_name,
+                cores=settings.any_910_core_name,
                 types=tuple(c.word for c in settings.chips if c.word.startswith("Ascend910")),
             )
         )

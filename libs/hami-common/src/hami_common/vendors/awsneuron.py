@@ -81,8 +81,8 @@ class Awsneuron(ShareVendor):
     def __init__(self, settings: AwsneuronSettings | None = None) -> None:
         """Use ``settings``, else the defaults HAMi ships."""
         s = self._settings = settings or AwsneuronSettings()
-        self._devices = Family(count=s.resource_count_name)
-        self._cores_family = Family(count=s.resource_core_name)
+        self._devices = Family(count=s.resource_count_name, refuses_zero=True)
+        self._cores_family = Family(count=s.resource_core_name, refuses_zero=True)
         super().__init__(
             Description(
                 name=NAME,

@@ -2,9 +2,9 @@
 """Cambricon MLU: whole cards, and parts as sMLU instances of one card.
 
 Memory is in blocks of 256 MiB as in HAMi, or in percent of the card as the vendor's own plugin
-counts it (``memory_unit``). A request without compute gets the whole card's. Differences from HAMi
-v2.10: a part of several cards is refused (there is one instance per container), and parts come only
-from cards in sMLU mode. Memory in MiB.
+counts it (``memory_unit``, or the name that ends in ``-percentage``). A request without compute
+gets the whole card's. Differences from HAMi v2.10: a part of several cards is refused (there is one
+instance per container), and parts come only from cards in sMLU mode. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +44,8 @@ class CambriconSettings(
 
     resource_count_name: str = "cambricon.com/vmlu"
     resource_memory_name: str = "cambricon.com/mlu.smlu.vmemory"
+    resource_memory_percentage_name: str = "cambricon.com/mlu.smlu.vmemory-percentage"
+    """Memory in percent of a card, whatever ``memory_unit`` says."""
     resource_core_name: str = "cambricon.com/mlu.smlu.vcore"
     resource_aliases: dict[str, str] = field(
         default_factory=lambda: {
@@ -53,7 +55,7 @@ class CambriconSettings(
         }
     )
     memory_unit: Literal["256MiB", "percent"] = "256MiB"
-    """Unit of memory in requests."""
+    """Unit of ``resource_memory_name``: HAMi's blocks of 256 MiB, or percent of a card."""
     runtime_class: str = ""
 
 
@@ -71,6 +73,7 @@ class Cambricon(ShareVendor):
                     Family(
                         count=s.resource_count_name,
                         memory=s.resource_memory_name,
+                        memory_percentage=s.resource_memory_percentage_name,
                         cores=s.resource_core_name,
                         unit_mib=1 if percent else BLOCK_MIB,
                         memory_as_percent=percent,

@@ -76,7 +76,7 @@ class Enflame(ShareVendor):
     def __init__(self, settings: EnflameSettings | None = None) -> None:
         """Use ``settings``, else the defaults HAMi ships."""
         s = self._settings = settings or EnflameSettings()
-        self._drs = Family(count=s.resource_drs_name)
+        self._drs = Family(count=s.resource_drs_name, refuses_zero=True)
         super().__init__(
             Description(
                 name=NAME,

@@ -67,6 +67,7 @@ class Mthreads(ShareVendor):
                         core_units=CORE_UNITS,
                         default_core_pct=FULL_PCT,
                         several_are_whole=True,
+                        refuses_zero=True,
                     ),
                 ),
                 aliases=dict(s.resource_aliases),

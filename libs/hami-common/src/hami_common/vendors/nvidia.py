@@ -38,7 +38,7 @@ from hami_common.vendors.protocol import (
     RenderContext,
     ResourceNames,
 )
-from hami_common.vendors.sharing import words_of
+from hami_common.vendors.sharing import both_memories, clamped, without_count, words_of
 
 NAME = "nvidia"
 MAX_PRIORITY = 7
@@ -92,7 +92,7 @@ class NvidiaSettings(
     default_count: int = 1
     """Devices for a container that asks only for memory or compute.
 
-    0 leaves such containers unchanged.
+    0: such containers are refused.
     """
     default_memory_mib: int = 0
     """Memory where the user gives none; 0 means the whole device."""
@@ -284,6 +284,8 @@ class Nvidia:
             self._core_pct(container),
         )
         self.parse_priority(container)
+        if count is None and (memory or percent or cores):
+            raise without_count(container, self._resources.count)
         if not count:
             return None
         if cores is None:
@@ -380,13 +382,8 @@ class Nvidia:
             self._core_pct(container),
         )
         if memory and percent is not None:
-            warnings.append(
-                f"{where}: {r.memory} and {r.memory_percentage} are both given; {r.memory} wins"
-            )
-        if cores is not None and cores > FULL_PCT:
-            warnings.append(
-                f"{where}: {r.cores} {cores} is more than one device has, read as {FULL_PCT}"
-            )
+            warnings.append(both_memories(container, r.memory, r.memory_percentage))
+        warnings += clamped(container, r.cores, cores, FULL_PCT)
         if r.count not in limits and r.count not in requests:
             set_limits[r.count] = str(request.count)
         if cores is None and request.exclusive:

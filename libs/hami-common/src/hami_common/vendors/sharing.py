@@ -65,7 +65,9 @@ class Family(Struct, frozen=True, kw_only=True):
     default_core_pct: int = 0
     """Compute for a request with only a part of the memory."""
     default_count: int = 0
-    """Devices for a container that gives only memory or compute; 0 leaves it unchanged."""
+    """Devices for a container that gives only memory or compute; 0: such a container is refused."""
+    refuses_zero: bool = False
+    """A count of 0 is refused, as HAMi does for this name; else it requests no device."""
     counts: tuple[int, ...] = ()
     """The only numbers of devices that are valid; empty: any."""
     types: tuple[str, ...] = ()
@@ -156,6 +158,28 @@ class Plan(Struct, frozen=True, kw_only=True):
 def field_of(container: ContainerView, name: str) -> str:
     """Path of a resource, for errors."""
     return f"container {container.name}: resources.limits[{name}]"
+
+
+def without_count(container: ContainerView, name: str) -> RequestInvalid:
+    """Error for memory or compute of no device: the container would run without one."""
+    return RequestInvalid(
+        field=field_of(container, name),
+        problem="memory or compute is given without a number of devices",
+        fix=f"add {name}: 1",
+    )
+
+
+def clamped(container: ContainerView, name: str, cores: int | None, full: int) -> list[str]:
+    """Warnings for compute above one device, which is read as the whole device's."""
+    if cores is None or cores <= full:
+        return []
+    where = f"container {container.name}"
+    return [f"{where}: {name} {cores} is more than one device has, read as {full}"]
+
+
+def both_memories(container: ContainerView, memory: str, percentage: str) -> str:
+    """Warning for memory that is given twice."""
+    return f"container {container.name}: {memory} and {percentage} are both given; {memory} wins"
 
 
 def words_of(annotations: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
@@ -284,6 +308,10 @@ class ShareVendor(ABC):
             return family.default_count or None
         where = field_of(container, family.count)
         count = parse_count(text, field=where, unit="devices", at_most=MAX_DEVICES)
+        if not count and family.refuses_zero:
+            raise RequestInvalid(
+                field=where, problem="0 is no request", fix="write 1 or more, or remove it"
+            )
         if count and family.counts and count not in family.counts:
             raise RequestInvalid(
                 field=where,
@@ -324,13 +352,13 @@ class ShareVendor(ABC):
         return units * family.unit_mib, percent
 
     def _cores(self, container: ContainerView, family: Family) -> int | None:
+        """Units of compute as written, which may be more than one device has."""
         text = self._value(container, family.cores) if family.cores else None
         if text is None:
             return None
-        where = field_of(container, family.cores)
         full = family.core_units
         unit = "percent of one device" if full == FULL_PCT else f"1/{full} of one device"
-        return parse_count(text, field=where, unit=unit, at_most=full * MAX_DEVICES)
+        return parse_count(text, field=field_of(container, family.cores), unit=unit)
 
     def parse_request(
         self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
@@ -344,12 +372,15 @@ class ShareVendor(ABC):
         if (count or 0) <= 1 or not family.several_are_whole:
             memory_mib, memory_pct = self._memory(container, family)
             cores = self._cores(container, family)
+        if count is None and (memory_mib or memory_pct or cores):
+            raise without_count(container, family.count)
         if not count:
             return None
         whole = not memory_mib and memory_pct in (0, FULL_PCT)
         core_pct = family.default_core_pct
         if cores is not None:
-            core_pct = self._core_pct(container, family, cores)
+            cores = min(cores, family.core_units)
+            core_pct = -(-cores * FULL_PCT // family.core_units)
         elif whole:
             core_pct = FULL_PCT
         request = DeviceRequest(
@@ -367,15 +398,6 @@ class ShareVendor(ABC):
         if family.part_modes and is_part(request) and not request.modes:
             request = replace(request, modes=family.part_modes)
         return request
-
-    def _core_pct(self, container: ContainerView, family: Family, cores: int) -> int:
-        if cores > family.core_units:
-            raise RequestInvalid(
-                field=field_of(container, family.cores),
-                problem=f"{cores} is more than one device has",
-                fix=f"write 0 to {family.core_units}; it is per device",
-            )
-        return -(-cores * FULL_PCT // family.core_units)
 
     def parse_priority(self, container: ContainerView) -> int | None:  # noqa: ARG002
         """Return ``None``: the vendor has no name for task priorities."""
@@ -404,6 +426,8 @@ class ShareVendor(ABC):
             else:
                 set_limits[target] = limits.get(alias, requests.get(alias, ""))
                 warnings.append(f"{where}: {alias} is read as {target}; please write {target}")
+        if not (request.count > 1 and family.several_are_whole):
+            warnings += self._remarks(container, family)
         if self._value(container, family.count) is None:
             set_limits[family.count] = str(request.count)
         removed = tuple(v.name for v in container.env or [] if v.name in self.about.node_env)
@@ -418,6 +442,16 @@ class ShareVendor(ABC):
             warnings=tuple(warnings),
         )
         return self.change(changes, container, request)
+
+    def _remarks(self, container: ContainerView, family: Family) -> list[str]:
+        """Warnings for amounts that are read as other ones."""
+        remarks = clamped(
+            container, family.cores, self._cores(container, family), family.core_units
+        )
+        memory_mib, memory_pct = self._memory(container, family)
+        if memory_mib and memory_pct:
+            remarks.append(both_memories(container, family.memory, family.memory_percentage))
+        return remarks
 
     def change(
         self,
