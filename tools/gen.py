@@ -17,6 +17,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
+    ("differences from HAMi in docs/migration.md, from their list", "tools/gen_migration.py"),
     ("default interfaces in docs/drivers.md, from the drivers", "tools/gen_drivers.py"),
     ("facts in docs/vendors/, from vendors, drivers and examples", "tools/gen_vendor_pages.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),

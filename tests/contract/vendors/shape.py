@@ -45,7 +45,7 @@ def device(
 ) -> Device:
     """A registered device, number 0 of its node."""
     return Device(
-        uuid=f"{vendor}-uuid-0",
+        uuid=f"{vendor}-0",
         vendor=vendor,
         index=0,
         minor=0,

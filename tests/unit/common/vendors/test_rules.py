@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Treatment of manifests that is specific to each vendor."""
+"""Sequences of requests and rendering that are specific to a vendor.
+
+Single requests are facts of ``tests/contract/vendors``.
+"""
 
 from typing import Any
 
@@ -14,7 +17,6 @@ from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import DeviceRequest
 from hami_common.pods.podview import PodView
 from hami_common.vendors import ascend, awsneuron, enflame, kunlunxin
-from hami_common.vendors.cambricon import CambriconSettings
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.protocol import ContainerEdits, RenderContext
 from hami_core.placement.pick import pick
@@ -122,87 +124,11 @@ class Node:
         return [share.memory_mib for share in shares]
 
 
-# --- published screens ----------------------------------------------------------------------------
-
-
-def test_screen_a800_two_devices_with_10240_mib_each() -> None:
-    one = Node(node("nvidia", "NVIDIA A800-SXM4-80GB", 81920, 2))
-    shares = one.place({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240})
-    assert [(s.uuid, s.memory_mib) for s in shares if isinstance(s, Share)] == [
-        ("nvidia-0", 10240),
-        ("nvidia-1", 10240),
-    ]
-
-
-def test_screen_910b3_gives_a_quarter_by_template() -> None:
-    one = Node(chips("Ascend910B3"))
-    limits = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 16384}
-    shares = one.place(limits)
-    assert not isinstance(shares, str)
-    assert [(s.memory_mib, s.profile, s.core_pct) for s in shares] == [(16384, "vir05_1c_16g", 25)]
-
-
-def test_screen_iluvatar_64_blocks_of_half_a_chip() -> None:
-    one = Node(node("iluvatar", "MR-V100", 32768))
-    assert one.sizes({"iluvatar.ai/gpu": 1, "iluvatar.ai/vcuda-memory": 64}) == [16384]
-
-
-def test_screen_mlu_20_percent() -> None:
-    settings = VendorSettings(cambricon=CambriconSettings(memory_unit="percent"))
-    one = Node(
-        node("cambricon", "MLU370-X4", 23308, mode="smlu"),
-        catalog=Catalog.from_settings(settings),
-    )
-    limits = {
-        "cambricon.com/vmlu": 1,
-        "cambricon.com/mlu.smlu.vmemory": 20,
-        "cambricon.com/mlu.smlu.vcore": 20,
-    }
-    (mib,) = one.sizes(limits)
-    assert 4660 <= mib <= 4662
-
-
 # --- Ascend ---------------------------------------------------------------------------------------
 
 
 def memory_of(word: str, mib: int) -> Limits:
     return {f"huawei.com/{word}": 1, f"huawei.com/{word}-memory": mib}
-
-
-@pytest.mark.parametrize(
-    ("word", "mib", "granted", "profile"),
-    [
-        ("Ascend910B4", 5000, 8192, "vir05_1c_8g"),
-        ("Ascend310P", 1024, 3072, "vir01"),
-        ("Ascend310P", 4096, 6144, "vir02"),
-        ("Ascend310P", 7000, 12288, "vir04"),
-        ("Ascend310P", 13000, 21527, ""),
-        ("Ascend310P", 24576, 21527, ""),
-        ("Ascend910A", 8738, 8738, "vir08"),
-        ("Ascend910B4-1", 16385, 32768, "vir10_3c_32g"),
-        ("Ascend910C", 100, 16384, "vir05_1c_16g"),
-    ],
-)
-def test_ascend_memory_is_rounded_up_to_a_template(
-    word: str, mib: int, granted: int, profile: str
-) -> None:
-    shares = Node(chips(word)).place(memory_of(word, mib))
-    assert not isinstance(shares, str), shares
-    assert [(s.memory_mib, s.profile, s.exclusive) for s in shares] == [
-        (granted, profile, not profile)
-    ]
-
-
-def test_ascend_910b2_runs_out_of_ai_cpus_before_memory() -> None:
-    one = Node(chips("Ascend910B2"))
-    for _ in range(6):
-        assert one.sizes(memory_of("Ascend910B2", 8192)) == [8192]
-    refused = one.place(memory_of("Ascend910B2", 8192))
-    assert isinstance(refused, str)
-    assert refused == (
-        "CardPartitionInfeasible: vir03_1c_8g (8192 MiB) wanted:"
-        " 1 aicpu needed, 0 of 6 and 16384 MiB free (node)"
-    )
 
 
 def test_ascend_four_quarters_of_a_910b3_and_no_fifth() -> None:
@@ -212,12 +138,6 @@ def test_ascend_four_quarters_of_a_910b3_and_no_fifth() -> None:
     refused = one.place(memory_of("Ascend910B3", 1))
     assert isinstance(refused, str)
     assert "16384 MiB (for 1) wanted, at most 0 MiB free" in refused
-
-
-def test_ascend_types_are_not_substrings() -> None:
-    refused = Node(chips("Ascend910B4-1")).place({"huawei.com/Ascend910B4": 1})
-    assert isinstance(refused, str)
-    assert refused == "CardTypeMismatch: no device is of a type wanted: Ascend910B4"
 
 
 def test_ascend_910_matches_any_910() -> None:
@@ -250,75 +170,7 @@ def test_ascend_module_with_a_part_taken_is_not_whole() -> None:
     assert isinstance(refused, str)
 
 
-def test_ascend_parts_are_of_one_chip_and_compute_follows_memory() -> None:
-    two = {"huawei.com/Ascend910B3": 2, "huawei.com/Ascend910B3-memory": 16384}
-    assert "a container can have one vNPU only" in refusal(two)
-    cores = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-core": 50}
-    assert "huawei.com/vnpu-mode: hami-core" in refusal(cores)
-    assert asked(cores, {ascend.MODE: "hami-core"}).core_pct == 50
-    assert "more than the chip has; write at most 65536" in refusal(memory_of("Ascend910B3", 65537))
-    assert "is not a mode" in refusal({"huawei.com/Ascend910B3": 1}, {ascend.MODE: "x"})
-
-
-def test_ascend_soft_shares_have_the_requested_size_on_chips_in_that_mode() -> None:
-    soft = {ascend.MODE: "hami-core"}
-    one = Node(node("ascend", "Ascend910B3", 65536))
-    assert one.sizes(memory_of("Ascend910B3", 5000), annotations=soft) == [5000]
-    assert isinstance(one.place(memory_of("Ascend910B3", 5000)), str)
-    hard = Node(chips("Ascend910B3"))
-    refused = hard.place(memory_of("Ascend910B3", 5000), annotations=soft)
-    assert isinstance(refused, str)
-    assert refused.startswith("ModeNotFit")
-
-
 # --- others ---------------------------------------------------------------------------------------
-
-
-def test_cambricon_part_is_one_instance_in_blocks() -> None:
-    part = {"cambricon.com/mlu.smlu.vmemory": 20, "cambricon.com/mlu.smlu.vcore": 30}
-    assert asked({"cambricon.com/vmlu": 1, **part}).memory_mib == 20 * 256
-    assert "one sMLU instance only" in refusal({"cambricon.com/vmlu": 2, **part})
-    assert asked({"cambricon.com/vmlu": 2}).exclusive
-    refused = Node(node("cambricon", "MLU370-X4", 23308)).place({"cambricon.com/vmlu": 1, **part})
-    assert isinstance(refused, str)
-    assert "no device is in mode smlu" in refused
-
-
-def test_hygon_part_is_one_virtual_device() -> None:
-    assert "one virtual DCU only" in refusal({"hygon.com/dcunum": 2, "hygon.com/dcumem": 100})
-    assert asked({"hygon.com/dcunum": 2}).exclusive
-
-
-@pytest.mark.parametrize(
-    ("vendor", "type_", "limits", "key"),
-    [
-        ("hygon", "DCU-K100_AI", {"hygon.com/dcunum": 1}, "hygon.com/{}-dcutype"),
-        ("amd", "AMD Instinct K100_AI", {"amd.com/gpu": 1}, "amd.com/{}-gputype"),
-        ("nvidia", "NVIDIA K100_AI", {"nvidia.com/gpu": 1}, "nvidia.com/{}-gputype"),
-        ("cambricon", "MLU-K100_AI", {"cambricon.com/vmlu": 1}, "cambricon.com/{}-mlutype"),
-    ],
-)
-def test_types_are_parts_of_the_device_type_for_every_vendor(
-    vendor: str, type_: str, limits: Limits, key: str
-) -> None:
-    one = Node(node(vendor, type_, 65520))
-    for word in ("K100", "k100_ai", "Z100, K100_AI"):
-        refused = one.place(limits, annotations={key.format("nouse"): word})
-        assert isinstance(refused, str), word
-        assert refused.startswith("CardTypeMismatch")
-    assert isinstance(one.place(limits, annotations={key.format("use"): "Z100"}), str)
-    found = one.place(limits, annotations={key.format("use"): "k100"})
-    assert isinstance(found, list)
-
-
-def test_mthreads_sizes_are_the_vendors() -> None:
-    limits = {"mthreads.com/vgpu": 1, "mthreads.com/sgpu-memory": 32, "mthreads.com/sgpu-core": 8}
-    request = asked(limits)
-    assert (request.memory_mib, request.core_pct, request.exclusive) == (16384, 50, False)
-    assert "write 2, 4, 8, 16, 32, 64 or 96" in refusal({**limits, "mthreads.com/sgpu-memory": 5})
-    several = asked({**limits, "mthreads.com/vgpu": 2, "mthreads.com/sgpu-memory": 192})
-    assert (several.count, several.memory_pct, several.exclusive) == (2, 100, True)
-    assert asked({"mthreads.com/vgpu": 1, "mthreads.com/sgpu-core": 4}).exclusive
 
 
 def test_metax_memory_is_gib_or_bytes_and_classes_do_not_mix() -> None:
@@ -522,22 +374,6 @@ def test_neuron_cores_beyond_a_device_are_whole_aligned_devices() -> None:
         f"awsneuron-{i}" for i in range(8, 16)
     ]
     assert "write up to 2, or a multiple of it" in refusal({"aws.amazon.com/neuroncore": 3})
-
-
-def test_neuron_any_number_of_neighbors_on_inferentia_only() -> None:
-    assert isinstance(Node(neuron(2)).place({"aws.amazon.com/neuron": 3}), str)
-    one = Node(neuron(2, type_="inferentia2"))
-    shares = one.place({"aws.amazon.com/neuron": 3})
-    assert [s.uuid for s in shares if isinstance(s, Share)] == [
-        "awsneuron-0",
-        "awsneuron-1",
-        "awsneuron-2",
-    ]
-
-
-def test_amd_requires_some_compute() -> None:
-    assert "0 is no share of compute" in refusal({"amd.com/gpu": 1, "amd.com/gpucores": 0})
-    assert asked({"amd.com/gpu": 1, "amd.com/gpumem": 1000}).exclusive
 
 
 def test_one_container_may_request_one_family_and_two_vendors() -> None:

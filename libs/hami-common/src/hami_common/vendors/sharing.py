@@ -9,6 +9,7 @@ One container asks for one family of a vendor. An invalid quantity is refused wi
 fix, never read as "no device". Memory in MiB, compute in percent of one device.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -43,6 +44,10 @@ from hami_common.vendors.protocol import (
 MAX_DEVICES: Final = 64
 FULL_PCT: Final = 100
 GIB_MIB: Final = 1024
+_NUMBERED: Final = re.compile(
+    r".+-(?:cambricon-mlu|mthreads|metax|GCU|enflame-drs|kunlun)-\d+|card_\d+"
+)
+"""HAMi's names of devices that it numbers by node, where this project's are others."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -411,6 +416,7 @@ class ShareVendor(ABC):
         family = self._family(container)
         if family is None:
             return None
+        self._refuse_numbers(annotations)
         where = f"container {container.name}"
         if request is None:
             warning = f"{where} mentions {family.count} resources but asks for no device"
@@ -442,6 +448,21 @@ class ShareVendor(ABC):
             warnings=tuple(warnings),
         )
         return self.change(changes, container, request)
+
+    def _refuse_numbers(self, annotations: Mapping[str, str]) -> None:
+        """Refuse HAMi's numbers of devices: as UUIDs they match nothing, so a deny list fails open.
+
+        Only admission refuses them: pods that HAMi placed by these names are adopted with them.
+        """
+        keys = self.about.selectors
+        for key in (*keys.allow_uuids, *keys.deny_uuids):
+            for word in words_of(annotations, (key,)):
+                if _NUMBERED.fullmatch(word):
+                    raise RequestInvalid(
+                        field=f"annotation {key}",
+                        problem=f"{shown(word)} is a number that HAMi gave to a device",
+                        fix="write the UUID that hamictl get devices shows",
+                    )
 
     def _remarks(self, container: ContainerView, family: Family) -> list[str]:
         """Warnings for amounts that are read as other ones."""
