@@ -67,32 +67,6 @@ def refused(table: DeviceTable, request: PodRequest) -> tuple[str, str]:
     return found.code, verdict.refused()[NODE]
 
 
-def test_a800_of_81920_shows_10240_on_two_cards() -> None:
-    devices = cards(
-        *(
-            DeviceFacts(
-                uuid=f"GPU-{i}",
-                vendor="nvidia",
-                index=i,
-                type="NVIDIA A800-SXM4-80GB",
-                memory_mib=81920,
-                minor=i,
-            )
-            for i in range(2)
-        )
-    )
-    table = cluster(devices)
-    request = pod("a", {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240})
-    (container,) = placed(table, request).containers
-    assert sorted(share.uuid for share in container.shares) == ["GPU-0", "GPU-1"]
-    assert {share.memory_mib for share in container.shares} == {10240}
-    edits = CATALOG.vendor("nvidia").render(
-        container, [devices[share.uuid] for share in container.shares], RenderContext(mode="env")
-    )
-    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "10240m"
-    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "10240m"
-
-
 NO_PLACE = "1g.18gb (16384 MiB) wanted: no place, 1 of 8 positions and 29056 MiB free (gpu-node)"
 TEN_GIB = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10240}
 
