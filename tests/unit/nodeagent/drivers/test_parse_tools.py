@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meaning of the older and the special output of the other vendors' tools."""
 
+import msgspec
 import pytest
 
 from hami_nodeagent.drivers.amd import parse as amd
@@ -203,6 +204,20 @@ def test_kfd_node_provides_what_rocm_smi_does_not_report() -> None:
     assert (node.uuid, node.bus_id) == ("GPU-9d84cfbf53af9c27", "0000:21:00.0")
     assert (node.compute_units, node.memory_mib, node.render) == (304, 196288, 129)
     assert amd.kfd_node(golden("amd/kfd_cpu.properties"), "") is None
+
+
+def test_card_without_a_model_has_no_type_that_could_pass_a_deny_list() -> None:
+    card = {
+        "Serial Number": "T1",
+        "PCI Bus": "0000:33:00.0",
+        "VRAM Total Memory (B)": "68702699520",
+        "VRAM Total Used Memory (B)": "0",
+        "Card series": "K100_AI",
+    }
+    named = msgspec.json.encode({"card0": card}).decode()
+    nameless = msgspec.json.encode({"card0": {**card, "Card series": ""}}).decode()
+    assert [one.type for one in hygon.cards(named)] == ["DCU-K100_AI"]
+    assert [one.type for one in hygon.cards(nameless)] == [""]
 
 
 def test_lists_are_read_with_and_without_their_wrapping() -> None:

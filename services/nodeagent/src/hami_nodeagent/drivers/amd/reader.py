@@ -140,7 +140,7 @@ class AmdReader(TwoWayReader):
                     row,
                     place=str(index),
                     uuid=node.uuid,
-                    type="AMD GPU",
+                    type="",  # unknown: a made-up name would pass lists of denied types
                     memory_mib=node.memory_mib,
                     minor=card,
                     bus_id=node.bus_id,

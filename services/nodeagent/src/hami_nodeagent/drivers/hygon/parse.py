@@ -54,7 +54,7 @@ def cards(text: str) -> tuple[Seen, ...]:
                 place=match[1],
                 index=int(match[1]),
                 uuid=f"DCU-{serial}",
-                type=f"DCU-{series}" if series else "DCU",
+                type=f"DCU-{series}" if series else "",
                 memory_mib=memory,
                 bus_id=address,
                 attributes=_unique(forms.text_at(card, "Unique ID")),

@@ -185,7 +185,7 @@ def _named(seen: Seen) -> Seen:
     return replace(
         seen,
         uuid=f"DCU-{seen.uuid}" if seen.uuid else "",
-        type=f"DCU-{seen.type}" if seen.type else "DCU",
+        type=f"DCU-{seen.type}" if seen.type else "",
     )
 
 
