@@ -127,6 +127,22 @@ DIFFERENCES: Final[dict[str, Difference]] = {
         "one CUDA process uses one MIG instance",
         checked_by="tests/unit/core/placement/test_published_screens.py",
     ),
+    "nvidia-mig-last": Difference(
+        "nvidia",
+        "a share without `nvidia.com/vgpu-mode` where cards with and without MIG fit",
+        "the card that the policy prefers; of MIG, the smallest instance by memory",
+        "a card without MIG, else the instance that exceeds memory and compute least",
+        "an instance is up to 24 times the request while other cards are idle",
+        checked_by="tests/unit/core/placement/test_least_excess.py",
+    ),
+    "nvidia-mig-list": Difference(
+        "nvidia",
+        "the MIG profile for an amount of memory",
+        "one of the chart's list per model",
+        "any plain profile, or those of `drivers.nvidia.mig_allowed_profiles`",
+        "smaller profiles fit more often, and the chart's list lacks several models",
+        checked_by="tests/unit/nodeagent/core/test_allowedprofiles.py",
+    ),
     "ascend-types": Difference(
         "ascend",
         "`huawei.com/Ascend910B4` on a 910B4-1",

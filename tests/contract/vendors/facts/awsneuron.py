@@ -110,6 +110,14 @@ FACTS = (
         differs="awsneuron-aligned",
     ),
     Fact(
+        why="cores of two containers share a device, which leaves sets whole",
+        on=copies(neuron(2), 16),
+        limits={CORES: 1},
+        more=({CORES: 1},),
+        annotations={"hami.io/gpu-scheduler-policy": "spread"},
+        gives=("0: 16384 MiB, 50 %, 1nc", "0: 16384 MiB, 50 %, 1nc"),
+    ),
+    Fact(
         why="HAMi's numbers are the devices' identities",
         on=replace(neuron(2), uuid="node-AWSNeuron-0"),
         limits={DEVICES: 1},
