@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import asdict
 
@@ -39,7 +40,7 @@ from hami_common.runtime.natsio import (
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import StartedOnce, background, finish_within
-from hami_common.vendors import nvidia
+from hami_common.vendors import ascend, nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.allowedprofiles import check_allowed
 from hami_nodeagent.core.modes import check_setting
@@ -74,6 +75,7 @@ from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
 from hami_nodeagent.shell.usage import UsageWatch
 from hami_nodeagent.shell.usageevents import UsageTeller
+from hami_nodeagent.shell.vnpucore import VnpuCore
 
 SERVICE = "nodeagent"
 _CLOSE_S = 3.0
@@ -127,8 +129,14 @@ class _Parts:
             field="drivers.nvidia.mig_allowed_profiles",
         )
         drivers = _drivers(settings, catalog)
+        self.vnpu_core = VnpuCore(settings)
         self.sources = tuple(
-            VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
+            VendorDevices(
+                site=self.site,
+                driver=driver,
+                on_mismatch=context.stop,
+                review=self.vnpu_core.review if driver.vendor == ascend.NAME else None,
+            )
             for driver in drivers
         )
         self.vendor_by_resource = {
@@ -162,6 +170,7 @@ class _Parts:
             renderer=renderer,
             keeper=self.keeper,
             limiter=self.limiter,
+            vnpu_core=self.vnpu_core,
             partitions=self.partition_answers,
         )
         self.recorder: EventRecorder | None = None
@@ -181,6 +190,12 @@ class _Parts:
         )
         self.kube_ready = anyio.Event()
         self.bus_ready = anyio.Event()
+
+    async def tidy(self) -> None:
+        """Remove files of pods without grants."""
+        book = self.site.picture.grants
+        await anyio.to_thread.run_sync(self.vnpu_core.tidy, lambda uid: bool(book.of_pod(uid)))
+        await self.partition_answers.tidy()
 
     def events(self) -> EventRecorder | None:
         """Return the recorder of Kubernetes events; ``None`` before the API server was reached."""
@@ -318,7 +333,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         keeper=parts.keeper,
         limiter=parts.limiter,
         vendor_by_resource=parts.vendor_by_resource,
-        tidy=parts.partition_answers.tidy,
+        tidy=parts.tidy,
     )
     async with anyio.create_task_group() as group:
         await group.start(_start_kept, site, "pods", pods.follow)

@@ -134,6 +134,19 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Host directory for the CDI specs of partitions, which the container runtime reads."""
 
 
+class VnpuCoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Location of hami-vnpu-core, the in-container library for soft shares of Ascend chips.
+
+    Host directories, mounted into the agent under the same paths.
+    """
+
+    library_dir: str = "/usr/local/hami-vnpu-core"
+    """Directory of the library and its ``ld.so.preload``; the agent creates ``containers`` in it,
+    with a directory for each container."""
+    region_dir: str = "/usr/local/hami-shared-region"
+    """Directory in which all containers of the node account for each chip."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the node agent beyond those that all services share."""
 
@@ -250,3 +263,4 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     partitions: PartitionSettings = PartitionSettings()
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()
+    vnpu_core: VnpuCoreSettings = VnpuCoreSettings()

@@ -18,7 +18,7 @@ from hami_common.model.request import DeviceRequest
 from hami_common.pods.podview import PodView
 from hami_common.vendors import ascend, awsneuron, enflame, kunlunxin
 from hami_common.vendors.catalog import Catalog, VendorSettings
-from hami_common.vendors.protocol import ContainerEdits, RenderContext
+from hami_common.vendors.protocol import BindMount, ContainerEdits, RenderContext
 from hami_core.placement.pick import pick
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
@@ -422,11 +422,14 @@ def test_whole_xpu_is_no_partition() -> None:
 
 
 def rendered(
-    share: Share, device: Device, handles: dict[str, str] | None = None, mode: str = "env"
+    share: Share,
+    device: Device,
+    handles: dict[str, str] | None = None,
+    mode: str = "env",
+    library_mounts: tuple[BindMount, ...] = (),
 ) -> ContainerEdits:
-    context = msgspec.convert(
-        {"mode": mode, "handles": {share.uuid: handles} if handles else {}}, RenderContext
-    )
+    given = {"mode": mode, "handles": {share.uuid: handles} if handles else {}}
+    context = replace(msgspec.convert(given, RenderContext), library_mounts=library_mounts)
     return CATALOG.vendor(share.vendor).render(
         ContainerShares(name="c", kind="app", shares=(share,)), (device,), context
     )
@@ -455,9 +458,17 @@ def test_ascend_template_is_made_by_the_runtime_unless_it_exists() -> None:
 def test_ascend_soft_share_has_its_quota() -> None:
     device = builders.device("ascend-0", vendor="ascend", type="Ascend910B3")
     share = Share(vendor="ascend", uuid="ascend-0", memory_mib=5000, core_pct=30)
-    edits = rendered(share, device, {"shared_directory": "/x"}, mode="devices")
-    assert (edits.env["NPU_MEM_QUOTA"], edits.env["NPU_PRIORITY"]) == ("5000", "30")
-    assert "/hami-vnpu-shmem" in [mount.container_path for mount in edits.mounts]
+    assert not any(name.startswith("NPU_") for name in rendered(share, device).env)
+    library = BindMount(host_path="/l", container_path=ascend.LIBRARY_DIR)
+    for mode in ("devices", "env"):
+        edits = rendered(share, device, mode=mode, library_mounts=(library,))
+        assert library in edits.mounts
+        assert {name: edits.env[name] for name in edits.env if name.startswith("NPU_")} == {
+            "NPU_MEM_QUOTA": "5000",
+            "NPU_PRIORITY": "30",
+            "NPU_GLOBAL_SHM_PATH": "/hami-shared-region/0_global_registry",
+            "NPU_LOCAL_SHM_PATH": "/hami-vnpu-shmem/vnpu_local_shmem",
+        }
 
 
 @pytest.mark.parametrize(

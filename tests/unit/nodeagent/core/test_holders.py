@@ -135,6 +135,18 @@ def test_library_must_have_been_given_whatever_is_promised() -> None:
     assert unheld_vendors(pod.record, given, DEVICES, promised) == ()
 
 
+def test_soft_share_of_a_chip_is_enforced_by_the_library_of_its_grant() -> None:
+    pod = with_shares(Given("pod"), Share(vendor="ascend", uuid="ascend-0", memory_mib=10))
+    promised = held_by(ascend="vNPU, hami-vnpu-core")
+    given = pod.grant("main", "a", resource=NPU)
+    for library, expected in (("", ("ascend",)), ("hami-vnpu-core", ())):
+        grants = GrantBook([replace(given, library=library)])
+        assert unheld_vendors(pod.record, grants, DEVICES, promised) == expected
+        assert enforcement_of(pod.record, grants) == "none"  # libvgpu has no part in it
+        (holder,) = holders(pod, grants=grants)
+        assert holder.needs_grant
+
+
 def test_hardware_partition_is_always_enforced() -> None:
     part = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=10, profile="1g.18gb", start=6)
     soft = Share(vendor="nvidia", uuid="nvidia-1", memory_mib=10)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers to kubelet: what is read, awaited, kept and rolled back."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -8,17 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.kubeletapi import deviceplugin as api
+from hami_common.model.device import DeviceFacts
 from hami_common.pods.limits import decode as decode_limits
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Claim, Refuse
 from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.drivers.protocol import Inventory
+from hami_nodeagent.settings import VnpuCoreSettings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.picture import UnreadablePod
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
-from tests.unit.nodeagent.core.builders import GPU, Given, request
+from hami_nodeagent.shell.vnpucore import VnpuCore
+from tests.unit.nodeagent.core.builders import GPU, NPU, Given, device, request
 from tests.unit.nodeagent.shell.support import (
     FakeKubelet,
     FakePods,
@@ -75,6 +80,7 @@ class Desk:
             renderer=Renderer(Catalog.from_settings(), self.site.settings),
             keeper=GrantKeeper(self.site),
             limiter=Limiter(self.site),
+            vnpu_core=VnpuCore(self.site.settings),
         )
         self.allocator.pods = self.pods
         self.allocator.states = self.states
@@ -456,3 +462,114 @@ async def test_no_share_is_allocated_while_a_candidate_pod_is_unreadable(
     assert refused(await desk.ask("nvidia-0-0")) == "pod-unreadable"
     picture.unreadable_pods.clear()
     assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+
+
+def npu_pod(count: int = 1) -> Given:
+    return Given("npu", ("main", "app", {NPU: count}))
+
+
+def install_vnpu_core(directory: Path) -> VnpuCoreSettings:
+    library, region = directory / "vnpu-core", directory / "region"
+    library.mkdir()
+    region.mkdir()
+    (library / "libvnpu.so").write_bytes(b"\x7fELF")
+    (library / "ld.so.preload").write_text("/hami-vnpu-core/libvnpu.so\n", encoding="utf-8")
+    return VnpuCoreSettings(library_dir=str(library), region_dir=str(region))
+
+
+def npu_desk(tmp_path: Path, pod: Given, where: VnpuCoreSettings, **more: object) -> Desk:
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path, vnpu_core=where, **more))
+    chips = tuple(device(number, vendor="ascend") for number in range(2))
+    known = desk.site.picture.canonical_by_vendor["nvidia"]
+    desk.site.picture.set_canonical(replace(known, vendor="ascend", devices=chips))
+    know(desk.site, pod)
+    return desk
+
+
+async def test_soft_share_of_a_chip_is_given_with_its_library(tmp_path: Path) -> None:
+    pod = npu_pod()
+    where = install_vnpu_core(tmp_path)
+    desk = npu_desk(tmp_path, pod, where)
+    outcome = await desk.allocator.allocate([request("ascend-0-0", resource=NPU)])
+    assert not isinstance(outcome, Refuse), outcome
+    (answer,) = outcome[1]
+    own = f"{where.library_dir}/containers/{pod.uid}_main"
+    given = [(one.container_path, one.host_path, one.read_only) for one in answer.mounts]
+    assert given[:4] == [
+        ("/hami-vnpu-core", where.library_dir, True),
+        ("/etc/ld.so.preload", f"{where.library_dir}/ld.so.preload", True),
+        ("/hami-shared-region", where.region_dir, False),
+        ("/hami-vnpu-shmem", own, False),
+    ]
+    assert answer.envs["NPU_MEM_QUOTA"] == "10"
+    assert answer.envs["NPU_GLOBAL_SHM_PATH"] == "/hami-shared-region/0_global_registry"
+    assert Path(own).stat().st_mode & 0o777 == 0o777
+    (grant,) = desk.site.picture.grants
+    assert grant.library == "hami-vnpu-core"
+
+    core = VnpuCore(desk.site.settings)
+    core.tidy(lambda uid: uid == pod.uid)
+    assert Path(own).is_dir()
+    core.tidy(lambda _uid: False)
+    assert not Path(own).exists()
+
+
+async def test_second_soft_share_of_a_container_counts_as_not_enforced(tmp_path: Path) -> None:
+    pod = npu_pod(2)
+    desk = npu_desk(tmp_path, pod, install_vnpu_core(tmp_path))
+    outcome = await desk.allocator.allocate([request("ascend-0-0", "ascend-1-0", resource=NPU)])
+    assert not isinstance(outcome, Refuse), outcome
+    assert "NPU_MEM_QUOTA" in outcome[1][0].envs
+    (grant,) = desk.site.picture.grants
+    assert grant.library == ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda where: (where / "ld.so.preload").unlink(), "ld.so.preload: No such file"),
+        (lambda where: (where / "libvnpu.so").unlink(), "libvnpu.so, which"),
+        (lambda where: (where / "ld.so.preload").write_text(""), "names no library"),
+        (lambda where: (where / "ld.so.preload").write_text("/lib/x.so"), "names /lib/x.so"),
+        (
+            lambda where: (where / "ld.so.preload").write_text("/hami-vnpu-core/../x.so"),
+            "not a file below",
+        ),
+        (lambda where: (where.parent / "region").rmdir(), "region is not a directory"),
+    ],
+)
+async def test_soft_share_without_its_library_is_neither_offered_nor_given(
+    tmp_path: Path, spoil: Callable[[Path], object], told: str
+) -> None:
+    pod = npu_pod()
+    where = install_vnpu_core(tmp_path)
+    desk = npu_desk(tmp_path, pod, where)
+    core = VnpuCore(desk.site.settings)
+    chip = DeviceFacts(uuid="ascend-0", vendor="ascend", index=0, type="T", memory_mib=1000)
+    inventory = Inventory(devices=(chip, replace(chip, uuid="ascend-1", mode="vnpu")))
+    assert chip.mode == "soft"
+    assert await core.review(inventory) == inventory
+
+    spoil(Path(where.library_dir))
+    outcome = await desk.allocator.allocate([request("ascend-0-0", resource=NPU)])
+    assert refused(outcome) == "limiter-missing"
+    assert isinstance(outcome, Refuse)
+    assert told in outcome.text
+    assert "vnpu_core.library_dir" in outcome.text
+    reviewed = await core.review(inventory)
+    assert [one.mode for one in reviewed.devices] == ["whole", "vnpu"]
+    (problem,) = reviewed.problems
+    assert problem == f"soft shares are not offered: {outcome.text}"
+
+
+async def test_node_that_enforces_nothing_gives_soft_shares_without_library(
+    tmp_path: Path,
+) -> None:
+    pod = npu_pod()
+    nowhere = VnpuCoreSettings(library_dir=str(tmp_path / "none"))
+    desk = npu_desk(tmp_path, pod, nowhere, enforcement="none")
+    outcome = await desk.allocator.allocate([request("ascend-0-0", resource=NPU)])
+    assert not isinstance(outcome, Refuse), outcome
+    assert not any(name.startswith("NPU_") for name in outcome[1][0].envs)
+    (grant,) = desk.site.picture.grants
+    assert grant.library == ""

@@ -37,6 +37,8 @@ RESERVED: Final[Mapping[str, str]] = {
     PRIORITY_DIRECTORY: "the priorities of the node's devices",
     "/etc/vdev": "the share as Hygon's driver reads it",
     "/hami-vnpu-shmem": "the memory through which Ascend's soft shares are counted",
+    "/hami-shared-region": "the accounts of Ascend's soft shares on each chip",
+    "/hami-vnpu-core": "the limiter library of Ascend's soft shares",
 }
 """Reserved path → its content in the container.
 

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import Profile
+from hami_common.model.placement import Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.pods.podview import ContainerView
 from hami_common.units import shown
 from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import (
-    BindMount,
     Capability,
     ContainerChanges,
     DeviceNode,
@@ -51,6 +51,12 @@ MODE = "huawei.com/vnpu-mode"
 SOFT_WORD = "hami-core"
 PART_MODE = "vnpu"
 """Mode of chips that templates divide."""
+LIBRARY_DIR = "/hami-vnpu-core"
+"""Container path of hami-vnpu-core, the in-container library for soft shares."""
+REGION_DIR = "/hami-shared-region"
+"""Container path of the directory in which the containers of a node account for each chip."""
+SHARED_DIR = "/hami-vnpu-shmem"
+"""Container path of the container's own accounts."""
 _CONTROL_NODES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 _DRIVER_PATHS = (
     "/usr/local/Ascend/driver/lib64",
@@ -246,10 +252,12 @@ class Ascend(ShareVendor):
                     "ASCEND_RUNTIME_OPTIONS",
                     "NPU_MEM_QUOTA",
                     "NPU_PRIORITY",
+                    "NPU_GLOBAL_SHM_PATH",
+                    "NPU_LOCAL_SHM_PATH",
                 ),
                 capability=Capability(
-                    memory_enforced="vNPU",
-                    compute_enforced="vNPU",
+                    memory_enforced="vNPU, hami-vnpu-core",
+                    compute_enforced="vNPU, hami-vnpu-core",
                     partitioned="the agent, through DCMI or npu-smi (vNPU)",
                 ),
             )
@@ -332,8 +340,8 @@ class Ascend(ShareVendor):
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
         """Plan the shares; the vendor's runtime creates missing vNPUs (``ASCEND_VNPU_SPECS``).
 
-        ``handles``: ``vnpu_id`` of a vNPU that exists already, ``shared_directory`` of a soft
-        share.
+        ``handles``: ``vnpu_id`` of a vNPU that exists already. A soft share has the variables of
+        hami-vnpu-core only together with its mounts (``library_mounts``).
         """
         env = {"ASCEND_VISIBLE_DEVICES": numbers(given)}
         mounts = [mount(path) for path in _DRIVER_PATHS]
@@ -348,13 +356,8 @@ class Ascend(ShareVendor):
                 env |= {"ASCEND_VISIBLE_DEVICES": vnpu, "ASCEND_RUNTIME_OPTIONS": "VIRTUAL"}
             elif share.profile:
                 env["ASCEND_VNPU_SPECS"] = share.profile
-        if given and not given[0].share.exclusive and not given[0].share.profile:
+        if context.library_mounts and given and is_soft_share(given[0].share):
             env |= _soft_env(given[0])
-            shared = context.handles.get(given[0].device.uuid, {}).get("shared_directory", "")
-            if shared:
-                mounts.append(
-                    BindMount(host_path=shared, container_path="/hami-vnpu-shmem", read_only=False)
-                )
         return Plan(
             env=env, nodes=tuple(nodes), mounts=tuple(mounts), annotations=_annotations(given)
         )
@@ -363,13 +366,18 @@ class Ascend(ShareVendor):
 _NO_TEMPLATE = Template(name="", memory_mib=0, ai_core=0)
 
 
+def is_soft_share(share: Share) -> bool:
+    """Return whether the share is a part of a chip that only hami-vnpu-core can enforce."""
+    return share.vendor == NAME and not share.exclusive and not share.profile
+
+
 def _soft_env(pair: Given) -> dict[str, str]:
-    """Variables of the vendor's in-container limiter; it supports one device."""
+    """Variables of hami-vnpu-core, which limits one device of a container."""
     return {
         "NPU_MEM_QUOTA": str(pair.share.memory_mib),
         "NPU_PRIORITY": str(pair.share.core_pct),
-        "NPU_GLOBAL_SHM_PATH": f"/hami-shared-region/{number_of(pair.device)}_global_registry",
-        "NPU_LOCAL_SHM_PATH": "/hami-vnpu-shmem/vnpu_local_shmem",
+        "NPU_GLOBAL_SHM_PATH": f"{REGION_DIR}/{number_of(pair.device)}_global_registry",
+        "NPU_LOCAL_SHM_PATH": f"{SHARED_DIR}/vnpu_local_shmem",
     }
 
 

@@ -17,6 +17,7 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
 from hami_common.pods.visibility import VARIABLE_BY_VENDOR
+from hami_common.vendors.ascend import is_soft_share
 from hami_common.vendors.handles import is_divisible, needs_instance
 from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
 from hami_nodeagent.core.grants import GrantBook
@@ -44,6 +45,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     limit_mib: int
     core_pct: int = 0
     is_whole: bool = False
+    needs_grant: bool = False
+    """Only a library given with the grant enforces the share."""
     priority: int | None = None
     allocation_id: str = ""
     volume: str = ""
@@ -64,6 +67,11 @@ def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
         share.vendor in LIMITED_VENDORS and not share.profile and not is_whole(share, device)
         for share, device in zip(shares, devices, strict=True)
     )
+
+
+def needs_grant(share: Share) -> bool:
+    """Return whether only a library given with the grant enforces a share that is not whole."""
+    return (share.vendor in LIMITED_VENDORS and not share.profile) or is_soft_share(share)
 
 
 def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | None:
@@ -95,7 +103,9 @@ def enforcement_of(
         return "hami"
     if unseen_containers(grants, record.pod_uid, pod):
         return "none"
-    given = any(grant.library for grant in grants.of_pod(record.pod_uid))
+    given = any(
+        grant.library for grant in grants.of_pod(record.pod_uid) if grant.vendor in LIMITED_VENDORS
+    )
     return "libvgpu" if given else "none"
 
 
@@ -123,8 +133,9 @@ def unheld_vendors(
     """Return vendors of which the pod has a part of a device without enforcement.
 
     ``holding`` returns the memory enforcement of a vendor's containers; empty: none. Where that is
-    the in-container library, it must have been mounted with the grant. A pod that HAMi placed has
-    HAMi's limiter, whose state this agent cannot read.
+    the in-container library, or hami-vnpu-core for a soft share of an Ascend chip, the library must
+    have been mounted with the grant. A pod that HAMi placed has HAMi's limiter, whose state this
+    agent cannot read.
     """
     if record.origin:
         return ()
@@ -137,11 +148,10 @@ def unheld_vendors(
                 continue
             if share.profile and share.vendor in LIMITED_VENDORS:
                 continue  # its MIG instance enforces the share
-            is_held = (
-                (container.name, share.vendor) in has_library
-                if share.vendor in LIMITED_VENDORS
-                else bool(holding(share.vendor)) and _is_carried(share, device)
-            )
+            if needs_grant(share):
+                is_held = (container.name, share.vendor) in has_library
+            else:
+                is_held = bool(holding(share.vendor)) and _is_carried(share, device)
             if not is_held:
                 found.add(share.vendor)
     return tuple(sorted(found))
@@ -187,6 +197,7 @@ def holders_of(
                     limit_mib=share.memory_mib,
                     core_pct=0 if entry.record.origin else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
+                    needs_grant=needs_grant(share),
                     priority=container.priority,
                     allocation_id=entry.record.allocation_id,
                     volume=pod.region_volumes.get(container.name, ""),

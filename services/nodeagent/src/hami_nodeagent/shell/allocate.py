@@ -48,6 +48,7 @@ from hami_nodeagent.shell.partition_answers import PartitionAnswers
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.vnpucore import VNPU_CORE, VnpuCore
 
 _LOOK_AGAIN_S = 0.1
 """Interval at which kubelet's list is re-read while a call waits."""
@@ -148,9 +149,11 @@ class Allocator:
         renderer: Renderer,
         keeper: GrantKeeper,
         limiter: Limiter,
+        vnpu_core: VnpuCore,
         partitions: PartitionAnswers | None = None,
     ) -> None:
         self._limiter = limiter
+        self._vnpu_core = vnpu_core
         self._partitions = partitions
         self._picture = site.picture
         self._kubelet = kubelet
@@ -187,7 +190,7 @@ class Allocator:
                     claim,
                     vendor=request.vendor,
                     limits_directory=await self._limits_directory(claim, grant),
-                    library_mounts=self._limiter.mounts(installed) if grant.library else (),
+                    library_mounts=await self._library_mounts(claim, grant, installed),
                 )
                 for claim, grant, request in zip(claims, grants, requests, strict=True)
             ]
@@ -230,6 +233,16 @@ class Allocator:
             limits_directory=limits_directory,
             library_mounts=library_mounts,
         )
+
+    async def _library_mounts(
+        self, claim: Claim, grant: Grant, installed: Installed | None
+    ) -> tuple[BindMount, ...]:
+        """Return the mounts of the library that limits the container; ``OSError`` on failure."""
+        if self._vnpu_core.is_for(claim.own):
+            return await anyio.to_thread.run_sync(
+                self._vnpu_core.mounts, claim.pod.uid, claim.container
+            )
+        return self._limiter.mounts(installed) if grant.library else ()
 
     def _forget_tries(self, requests: Sequence[Request], *, since_s: float) -> None:
         for request in requests:
@@ -388,6 +401,8 @@ class Allocator:
             is_limited = self._limiter.is_wanted and needs_library(claim.own, claim.devices)
             if is_limited and installed is None:
                 return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
+            if self._vnpu_core.is_for(claim.own) and (problem := self._vnpu_core.problem()):
+                return Refuse(code=Code.LIMITER_MISSING, text=problem)
             refusal = hindrance_of(claim, request.vendor, is_limited=is_limited)
             if refusal is not None:
                 return refusal
@@ -397,12 +412,18 @@ class Allocator:
                     request,
                     self._picture.view,
                     time_s=self._clock.now_s(),
-                    library=installed.library.name if is_limited and installed else "",
+                    library=self._library_of(claim, installed if is_limited else None),
                 )
             )
         for grant in grants:
             self._picture.grants.add(grant)
         return claims, grants
+
+    def _library_of(self, claim: Claim, installed: Installed | None) -> str:
+        """Return the name of the library that limits all of the claim's shares, or empty."""
+        if self._vnpu_core.limits(claim.own):
+            return VNPU_CORE
+        return installed.library.name if installed is not None else ""
 
     async def _list(self, deadline_s: float) -> Sequence[ListedPod] | None:
         left_s = max(0.1, deadline_s - self._clock.monotonic_s())

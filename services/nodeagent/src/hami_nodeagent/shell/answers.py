@@ -18,7 +18,6 @@ from hami_common.events.asking import CheckAnswer, Finding, ShareNow, UsageAnswe
 from hami_common.events.codec import encode
 from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.natsio import Bus
-from hami_nodeagent.core.holders import LIMITED_VENDORS
 from hami_nodeagent.core.usage import ContainerKey, Row
 from hami_nodeagent.shell.relimit import limits_path, read_all
 from hami_nodeagent.shell.site import Site
@@ -126,7 +125,7 @@ class Answers:
         holder = row.holder
         if holder.is_whole:
             return True
-        if holder.vendor not in LIMITED_VENDORS:
+        if not holder.needs_grant:
             return bool(self._holding(holder.vendor))
         return any(
             grant.library

@@ -71,7 +71,9 @@ class VendorDevices:
         site: Site,
         driver: Driver,
         on_mismatch: Callable[[], None],
+        review: Callable[[Inventory], Awaitable[Inventory]] | None = None,
     ) -> None:
+        """``review`` changes each inventory to what this node can serve."""
         self.vendor = driver.vendor
         self.devices: tuple[DeviceFacts, ...] = ()
         self.links: tuple[Link, ...] = ()
@@ -84,6 +86,7 @@ class VendorDevices:
         self._faulty: dict[tuple[str, int], Instance] = {}
         """Partitions at fault, as they were when it happened: their places stay faulty."""
         self._driver = driver
+        self._review = review
         self._picture = site.picture
         self._book = HealthBook(site.settings.health)
         self._settings = site.settings
@@ -143,6 +146,8 @@ class VendorDevices:
         self._is_listed = False
         try:
             inventory = await self._driver.discover()
+            if self._review is not None:
+                inventory = await self._review(inventory)
         except DriverError as error:
             self._take_failure(error)
         except Exception as error:
