@@ -17,7 +17,9 @@
 
 /* Map the region, claim a slot, start the watcher: at the first call that needs it, again in a forked child. Every
    function below does this by itself where it has to; a call at cuInit makes the time of it known.
-   When no region can be mapped the process is held to its limits on a private one, and said so once. */
+   When the region cannot be mapped: with a limits file whose region exists, the process gets no slot and its allocations
+   are refused, logged once, because each process on a private region would have the whole share. Where the pod has
+   no volume for a region, or the limits come from the environment, the process gets a private region, also logged. */
 void account_attach(void);
 
 /* Release the slot and its charges. A later call attaches again. Only while the driver holds nothing for this process, so

@@ -13,6 +13,7 @@ from hami_common.events.codec import decode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeReport
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.runtime.natsio import ensure_bus
+from hami_nodeagent.settings import Settings
 from hami_sim.apiserver import Fault, Match
 from tests.contract.kubelet.plugin import TestPlugin
 from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, until
@@ -168,17 +169,28 @@ async def test_device_fault_reaches_kubelet_bus_and_pod_and_clears(plane: Plane)
         assert record.pod_uid in await plane.uids_of_running()
 
 
-async def test_devices_that_appear_later_are_announced(plane: Plane) -> None:
+async def test_devices_that_appear_later_are_reported_within_two_seconds(plane: Plane) -> None:
     plane.control({"driver_missing": "no kernel module"})
-    async with plane.agent(discovery_retry_s=0.1, discovery_s=0.2):
+    shipped = Settings(node_name="any")
+    async with plane.agent(
+        discovery_retry_s=shipped.discovery_s, discovery_s=shipped.discovery_s
+    ) as context:
         assert "no kernel module" in (await plane.report()).problem
         assert (await plane.report()).devices == ()
+
+        async def is_watched() -> bool:
+            labels = {"source": "directories"}
+            name = "hami_nodeagent_device_events_up"
+            return context.registry.get_sample_value(name, labels) == 1
+
+        await until(is_watched)
         plane.control({})
 
         async def is_reported() -> bool:
             return len((await plane.report()).devices) == 8
 
-        await until(is_reported)
+        with anyio.fail_after(2.0):
+            await until(is_reported)
 
 
 async def test_resource_of_another_plugin_is_left_alone_until_it_is_removed(plane: Plane) -> None:

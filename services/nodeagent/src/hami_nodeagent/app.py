@@ -54,6 +54,7 @@ from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
+from hami_nodeagent.shell.devicewatch import DeviceWatch
 from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
@@ -138,6 +139,9 @@ class _Parts:
                 review=self.vnpu_core.review if driver.vendor == ascend.NAME else None,
             )
             for driver in drivers
+        )
+        self.watch = DeviceWatch(
+            site=self.site, wake=[source.look_again for source in self.sources]
         )
         self.vendor_by_resource = {
             family.count: source.vendor
@@ -225,6 +229,7 @@ async def serve_agent(
                 await group.start(_start_kept, parts.site, "discovery", source.discover)
                 group.start_soon(keep, "probes", source.probe)
                 group.start_soon(keep, "faults", source.wait_faults)
+            group.start_soon(keep, "device events", parts.watch.run)
             group.start_soon(keep, "partitions", parts.partitions.run)
             for keeper in parts.modes:
                 group.start_soon(keep, "modes", keeper.run)
@@ -412,7 +417,9 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
             site=site,
             usage=parts.usage,
             holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
-            check=HostCheck(site=site, resources=parts.vendor_by_resource).check,
+            check=HostCheck(
+                site=site, resources=parts.vendor_by_resource, more=[parts.watch.finding]
+            ).check,
             version=version("hami-nodeagent"),
         )
         group.start_soon(keep, "questions", partial(answers.serve, bus))

@@ -250,7 +250,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     heartbeat_s: float = 5.0
     """Interval of heartbeats; the scheduler stops using devices after three missed heartbeats."""
     discovery_s: float = 30.0
-    """Interval of device discovery."""
+    """Interval of device discovery without an event of the kernel. Events start it at once."""
+    device_dirs: tuple[str, ...] = ("/dev",)
+    """Directories in which a new or removed entry starts device discovery; empty: none."""
     discovery_retry_s: float = 5.0
     """Interval of device discovery while the driver is missing."""
     probe_s: float = 5.0

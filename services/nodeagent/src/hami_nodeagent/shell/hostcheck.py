@@ -10,7 +10,7 @@ if the registry lists devices. Calls block for reads of small files, so they run
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,18 @@ _log = logging.getLogger(__name__)
 class HostCheck:
     """The checks of one node."""
 
-    def __init__(self, *, site: Site, resources: Mapping[str, str]) -> None:
-        """``resources``: count resources that this agent serves → vendor."""
+    def __init__(
+        self,
+        *,
+        site: Site,
+        resources: Mapping[str, str],
+        more: Sequence[Callable[[], Finding]] = (),
+    ) -> None:
+        """``resources``: count resources that this agent serves → vendor; ``more``: checks."""
         settings = site.settings
         self._site = site
         self._resources = resources
+        self._more = tuple(more)
         self._proc = Path(settings.host_proc)
         self._root = host_root(settings)
         self._plugins = Path(settings.device_plugin_dir)
@@ -87,7 +94,7 @@ class HostCheck:
         looks: list[Callable[[], Finding]] = [self.kubelet, self.second_plugin]
         if NVIDIA in self._resources.values():
             looks += [self.driver, self.runtime_handler, self.toolkit, self.cdi]
-        looks.append(self.glibc)
+        looks += [self.glibc, *self._more]
         handled, failed = sift(looks, lambda look: look())
         for look, error in failed:
             _log.error("check failed", extra={"check": look.__name__}, exc_info=error)

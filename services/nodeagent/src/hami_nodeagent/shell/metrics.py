@@ -120,6 +120,15 @@ class Metrics:
         self.device_healthy = gauge(
             "device_healthy", "1 for a device that may be used.", "vendor", "device"
         )
+        self.device_events_up = gauge(
+            "device_events_up",
+            "1 while events of this source wake discovery; 0: devices are only polled.",
+            "source",
+        )
+        self.device_events = counter(
+            "device_events", "Bursts of events that concern devices.", "source"
+        )
+        self.device_wakes = counter("device_wakes", "Discoveries that events started.")
         self.driver_up = gauge("driver_up", "1 while the vendor's driver answers.", "vendor")
         self.pods = gauge("pods", "Pods of this node that are known.")
         self.partitions = gauge(
