@@ -7,8 +7,10 @@ entries at the places of init containers run before the others, so a device hold
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 Obj = dict[str, Any]
@@ -45,6 +47,75 @@ def registered(node: Obj) -> dict[str, Total]:
                 assert len(fields) in {7, 9}, entry
                 found[fields[0]] = Total(int(fields[2]), int(fields[3]), int(fields[1]))
     return found
+
+
+class Registration(NamedTuple):
+    """All fields of a device that a node registers; HAMi's JSON omits zeros and false."""
+
+    id: str
+    index: int = 0
+    count: int = 0
+    devmem: int = 0
+    devcore: int = 0
+    type: str = ""
+    numa: int = 0
+    mode: str = ""
+    health: bool = False
+
+
+_JSON_REGISTERS = re.compile(
+    r"hami\.io/(node-nvidia-register|node-register-(Ascend\w+(-1)?|xpu)|node-(va|biren|amd)-register)"
+)
+_CSV_REGISTERS = re.compile(r"hami\.io/node-(dcu|MR-V\d+|BI-V\d+)-register")
+
+
+def registrations(node: Obj) -> dict[str, list[Registration]]:
+    """Return the registered devices by annotation, read in the form that HAMi has for that key."""
+    found: dict[str, list[Registration]] = {}
+    for key, text in (node["metadata"].get("annotations") or {}).items():
+        if _JSON_REGISTERS.fullmatch(key):
+            found[key] = [
+                Registration(**{name: one[name] for name in Registration._fields if name in one})
+                for one in json.loads(text)
+            ]
+        elif _CSV_REGISTERS.fullmatch(key):
+            assert text.endswith(":"), text
+            found[key] = [_from_csv(entry.split(",")) for entry in text[:-1].split(":")]
+    return found
+
+
+def _from_csv(fields: list[str]) -> Registration:
+    assert len(fields) in {7, 9}, fields
+    count, devmem, devcore = map(int, fields[1:4])
+    return Registration(
+        id=fields[0],
+        index=int(fields[7]) if len(fields) == 9 else 0,
+        count=count,
+        devmem=devmem,
+        devcore=devcore,
+        type=fields[4],
+        numa=int(fields[5]),
+        mode=fields[8] if len(fields) == 9 else "hami-core",
+        health={"true": True, "false": False}[fields[6]],
+    )
+
+
+def handshakes(node: Obj) -> dict[str, datetime]:
+    """Return the times that plugins reported, by annotation."""
+    return {
+        key: datetime.strptime(text, "Reported_%Y.%m.%d %H:%M:%S").replace(tzinfo=UTC)
+        for key, text in (node["metadata"].get("annotations") or {}).items()
+        if key.startswith("hami.io/node-handshake")
+    }
+
+
+def chips(pod: Obj) -> dict[str, list[Obj]]:
+    """Return a pod's Ascend chips by word, as HAMi's Ascend plugin and HAMi-WebUI read them."""
+    return {
+        key.partition("/")[2]: json.loads(text)
+        for key, text in (pod["metadata"].get("annotations") or {}).items()
+        if re.fullmatch(r"huawei\.com/Ascend[\w-]+", key)
+    }
 
 
 def placed(pods: Iterable[Obj]) -> list[Obj]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares written as HAMi's annotations, for every vendor, as HAMi's own reader expects them."""
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 
@@ -172,6 +174,87 @@ def test_node_registers_its_devices_as_hamis_plugins_do() -> None:
     first, second = hamiformat.decode_register(mirror.annotations[word.register], word)
     assert (first.id, first.numa, first.healthy, second.healthy) == ("GPU-0", 1, True, False)
     assert mirror.annotations["hami.io/node-handshake"].startswith("Reported_2026.08.01 ")
+
+
+REGISTERED = {
+    "nvidia": ("NVIDIA A100", "hami.io/node-nvidia-register", "hami.io/node-handshake"),
+    "hygon": ("DCU-Z100", "hami.io/node-dcu-register", "hami.io/node-handshake-dcu"),
+    "iluvatar": (
+        "MR-V100",
+        "hami.io/node-MR-V100-register",
+        "hami.io/node-handshake-MR-V100",
+    ),
+    "ascend": (
+        "Ascend910B4-1",
+        "hami.io/node-register-Ascend910B4-1",
+        "hami.io/node-handshake-Ascend910B4-1",
+    ),
+    "vastai": ("VA16", "hami.io/node-va-register", "hami.io/node-handshake-va"),
+    "biren": ("Biren166", "hami.io/node-biren-register", "hami.io/node-handshake-biren"),
+    "amd": ("MI300X", "hami.io/node-amd-register", ""),
+}
+
+
+@pytest.mark.parametrize("vendor", REGISTERED)
+def test_registration_of_each_vendor_decodes_in_the_form_of_its_annotation(vendor: str) -> None:
+    kind, key, handshake = REGISTERED[vendor]
+    owned = [
+        device("D-0", vendor=vendor, type=kind, slots=4, memory_mib=40_000),
+        device("D-3", vendor=vendor, type=kind, index=3, slots=4, numa=1, healthy=False),
+    ]
+    mirror = mirrors.of_node(
+        {one.uuid: one for one in owned}, node="n1", mark=NO_MARK, time_s=1_785_578_400.0
+    )
+    node = {"metadata": {"annotations": mirror.annotations}}
+    assert hami_reader.registrations(node) == {
+        key: [
+            hami_reader.Registration(
+                id=f"D-{index}",
+                index=index,
+                count=4,
+                devmem=40_000,
+                devcore=100,
+                type=kind,
+                numa=numa,
+                mode="hami-core",
+                health=healthy,
+            )
+            for index, numa, healthy in ((0, 0, True), (3, 1, False))
+        ]
+    }
+    reported = datetime.fromtimestamp(1_785_578_400, tz=UTC)
+    assert hami_reader.handshakes(node) == ({handshake: reported} if handshake else {})
+    known = {key, handshake, hamiformat.ASCEND_SOFT if vendor == "ascend" else ""} - {""}
+    assert set(mirror.annotations) == known
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("soft", "true"), ("vnpu", "false")])
+def test_node_with_ascend_chips_shows_if_they_have_soft_shares(mode: str, expected: str) -> None:
+    chip = device("D", vendor="ascend", type="Ascend910B4", mode=mode)
+    mirror = mirrors.of_node({"D": chip}, node="n1", mark=NO_MARK, time_s=0)
+    assert mirror.annotations["hami-vnpu-core"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            share("D", 8192, 25, vendor="ascend", profile="vir05_1c_8g"),
+            {"UUID": "D", "temp": "vir05_1c_8g", "memory": 8192},
+        ),
+        (share("D", 5000, 30, vendor="ascend"), {"UUID": "D", "memory": 5000, "core": 30}),
+        (
+            share("D", 32768, 100, vendor="ascend", exclusive=True),
+            {"UUID": "D", "memory": 32768},
+        ),
+    ],
+)
+def test_chips_of_a_pod_are_shown_as_hamis_ascend_plugin_reads_them(
+    given: Share, expected: dict[str, object]
+) -> None:
+    mirror = of_pod(held(given), NPU)
+    pod = {"metadata": {"annotations": mirror.annotations}}
+    assert hami_reader.chips(pod) == {"Ascend910B4": [expected]}
 
 
 def test_node_registers_the_partitions_of_its_cards() -> None:

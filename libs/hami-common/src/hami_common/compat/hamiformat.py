@@ -40,6 +40,10 @@ BIND_PHASE: Final = "hami.io/bind-phase"
 BOUND: Final = "success"
 BINDING: Final = "allocating"
 MIG: Final = "hami.io/vgpu-mig-allocations"
+ASCEND_CHIPS: Final = "huawei.com/"
+"""Beginning of the annotation of a pod with its Ascend chips of one word, as a JSON list."""
+ASCEND_SOFT: Final = "hami-vnpu-core"
+"""Annotation of a node: ``true`` where its Ascend chips have soft shares, else ``false``."""
 
 ASCEND_WORDS: Final = (
     "Ascend910A",

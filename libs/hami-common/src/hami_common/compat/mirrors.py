@@ -59,6 +59,7 @@ def of_pod(
     shares_by_name = {one.name: one.shares for one in containers}
     given: dict[str, list[list[Given]]] = {}
     instances: list[dict[str, object]] = []
+    chips: dict[str, list[dict[str, str | int]]] = {}
     problems: list[str] = []
     for place, name in enumerate(order):
         for number, share in enumerate(shares_by_name.get(name, ())):
@@ -71,9 +72,12 @@ def of_pod(
             if word.vendor == "nvidia" and share.profile:
                 told = names.get((name, number), {})
                 instances.append(_instance(place, len(lists[place]), share, device, told))
+            name_there = _id(word, device, node=node, devices=devices, mark=mark)
+            if word.vendor == "ascend":
+                chips.setdefault(word.word, []).append(_chip(name_there, share))
             lists[place].append(
                 Given(
-                    id=_id(word, device, node=node, devices=devices, mark=mark),
+                    id=name_there,
                     type=device.type if word.vendor == "amd" else word.word,
                     memory_mib=_memory(word, share),
                     cores=_cores(word, share, device),
@@ -84,6 +88,8 @@ def of_pod(
         return Mirror(annotations={}, problems=tuple(problems))
     if instances:
         notes[hamiformat.MIG] = _encoder.encode(instances).decode()
+    for chip, listed in chips.items():
+        notes[f"{hamiformat.ASCEND_CHIPS}{chip}"] = _encoder.encode(listed).decode()
     stamp = str(int(time_s))
     notes |= {
         hamiformat.NODE: node,
@@ -125,6 +131,10 @@ def of_node(devices: Mapping[str, Device], *, node: str, mark: TakenOver, time_s
     for key in found:
         if handshake := word_by_key[key].handshake:
             notes[handshake] = f"Reported_{when}"
+    chips = [device for device in devices.values() if device.vendor == "ascend"]
+    if chips:
+        is_soft = any(device.mode == "soft" for device in chips)
+        notes[hamiformat.ASCEND_SOFT] = str(is_soft).lower()
     return Mirror(annotations=notes)
 
 
@@ -210,6 +220,18 @@ def _mask(share: Share, device: Device) -> int:
     largest = max(sizes.values(), default=1)
     size = sizes.get(share.profile, largest) if share.profile else largest
     return ((1 << size) - 1) << (share.start or 0)
+
+
+def _chip(name: str, share: Share) -> dict[str, str | int]:
+    """One entry of ``hamiformat.ASCEND_CHIPS``; HAMi omits fields that are empty or 0."""
+    is_soft = not share.profile and not share.exclusive
+    entry = {
+        "UUID": name,
+        "temp": share.profile,
+        "memory": share.memory_mib,
+        "core": share.core_pct if is_soft else 0,
+    }
+    return {key: value for key, value in entry.items() if value}
 
 
 def _instance(
