@@ -10,6 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -49,7 +50,8 @@ def registered(node: Obj) -> dict[str, Total]:
     return found
 
 
-class Registration(NamedTuple):
+@dataclass(frozen=True)
+class Registration:
     """All fields of a device that a node registers; HAMi's JSON omits zeros and false."""
 
     id: str
@@ -74,8 +76,9 @@ def registrations(node: Obj) -> dict[str, list[Registration]]:
     found: dict[str, list[Registration]] = {}
     for key, text in (node["metadata"].get("annotations") or {}).items():
         if _JSON_REGISTERS.fullmatch(key):
+            names = [field.name for field in fields(Registration)]
             found[key] = [
-                Registration(**{name: one[name] for name in Registration._fields if name in one})
+                Registration(**{name: one[name] for name in names if name in one})
                 for one in json.loads(text)
             ]
         elif _CSV_REGISTERS.fullmatch(key):
@@ -84,19 +87,19 @@ def registrations(node: Obj) -> dict[str, list[Registration]]:
     return found
 
 
-def _from_csv(fields: list[str]) -> Registration:
-    assert len(fields) in {7, 9}, fields
-    count, devmem, devcore = map(int, fields[1:4])
+def _from_csv(items: list[str]) -> Registration:
+    assert len(items) in {7, 9}, items
+    count, devmem, devcore = map(int, items[1:4])
     return Registration(
-        id=fields[0],
-        index=int(fields[7]) if len(fields) == 9 else 0,
+        id=items[0],
+        index=int(items[7]) if len(items) == 9 else 0,
         count=count,
         devmem=devmem,
         devcore=devcore,
-        type=fields[4],
-        numa=int(fields[5]),
-        mode=fields[8] if len(fields) == 9 else "hami-core",
-        health={"true": True, "false": False}[fields[6]],
+        type=items[4],
+        numa=int(items[5]),
+        mode=items[8] if len(items) == 9 else "hami-core",
+        health={"true": True, "false": False}[items[6]],
     )
 
 

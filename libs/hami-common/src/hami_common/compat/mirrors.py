@@ -225,7 +225,7 @@ def _mask(share: Share, device: Device) -> int:
 def _chip(name: str, share: Share) -> dict[str, str | int]:
     """One entry of ``hamiformat.ASCEND_CHIPS``; HAMi omits fields that are empty or 0."""
     is_soft = not share.profile and not share.exclusive
-    entry = {
+    entry: dict[str, str | int] = {
         "UUID": name,
         "temp": share.profile,
         "memory": share.memory_mib,

@@ -10,7 +10,7 @@ Two event sources, neither of which needs a library of the vendor:
                   uevent, and on the control files of simulated hardware.
 
 An event only wakes discovery, which reads the hardware. Bursts are coalesced: discovery runs
-``SETTLE_S`` after the first event and once more ``AGAIN_S`` later, because a driver may need a
+``SETTLE_S`` after the first event and again ``AGAIN_S`` later, because a driver may need a
 moment to serve a device that the bus has announced. Where a source is unavailable, the agent logs
 it once, exports it and relies on ``discovery_s``. Times in seconds.
 """
@@ -38,7 +38,7 @@ Source = Literal["uevents", "directories"]
 SETTLE_S = 0.25
 """Time for which events are collected before discovery runs."""
 AGAIN_S = 1.0
-"""Time until discovery runs once more. However many events arrive, discovery is started at most
+"""Time until discovery runs again. However many events arrive, discovery is started at most
 twice in ``SETTLE_S + AGAIN_S``."""
 
 _UEVENT_PROTOCOL = 15
