@@ -79,6 +79,53 @@ HAMI_EXPRESSIONS = (
 )
 """Queries of dashboards made for HAMi and Volcano on the older names and their labels."""
 
+HAMI_DASHBOARD_DEVICES = {
+    "count": "count(hami_gpu_memory_limit_bytes{node=~@})",
+    "memory": "sum(hami_gpu_memory_limit_bytes{node=~@})",
+    "allocated": "sum(hami_gpu_memory_allocated_bytes{node=~@})",
+    "allocated percent": (
+        "100 * sum(hami_gpu_memory_allocated_bytes{node=~@})"
+        " / sum(hami_gpu_memory_limit_bytes{node=~@})"
+    ),
+    "containers": "sum(hami_gpu_shared_count{node=~@})",
+    "used": "hami_host_gpu_memory_used_bytes and on (device_uuid)"
+    " hami_gpu_memory_limit_bytes{node=~@}",
+    "utilization": "hami_host_gpu_utilization_ratio and on (device_uuid)"
+    " hami_gpu_memory_limit_bytes{node=~@}",
+    "allocated by node": "sum by (node) (hami_gpu_memory_allocated_bytes{node=~@})",
+    "memory by node": "sum by (node) (hami_gpu_memory_limit_bytes{node=~@})",
+    "allocated by device": "hami_node_gpu_memory_allocated_ratio{node=~@}",
+    "compute by device": "hami_gpu_core_allocated_ratio{node=~@}",
+    "containers by device": "hami_gpu_shared_count{node=~@}",
+}
+"""Queries of the dashboard that HAMi 2.10 ships, on devices; ``@`` is the choice of nodes."""
+HAMI_DASHBOARD_CONTAINERS = {
+    "used": "hami_vgpu_memory_used_bytes{namespace=~@}",
+    "limit": "hami_vgpu_memory_limit_bytes{namespace=~@}",
+    "utilization": "hami_container_device_utilization_ratio{namespace=~@}",
+    "used percent": (
+        "100 * hami_vgpu_memory_used_bytes{namespace=~@}"
+        " / hami_vgpu_memory_limit_bytes{namespace=~@}"
+    ),
+    "most used": "topk(10, hami_vgpu_memory_used_bytes{namespace=~@})",
+}
+"""The other queries of that dashboard, on containers; ``@`` is the choice of namespaces."""
+WEBUI_QUERIES = (
+    (
+        "sum_over_time(hami_container_device_utilization_ratio{@}[1m]) == 0"
+        " or (sum_over_time(hami_container_device_utilization_ratio{@}[10m:])"
+        " / count_over_time((hami_container_device_utilization_ratio{@} != 0)[10m:]))"
+    ),
+    "avg(hami_vgpu_memory_used_bytes{@})",
+)
+"""Queries of HAMi-WebUI for one container and device, ``@``."""
+WEBUI_DCGM_QUERIES = (
+    'avg(DCGM_FI_DEV_FB_USED{UUID="@"})',
+    'DCGM_FI_DEV_GPU_UTIL{UUID="@"}',
+    'avg(DCGM_FI_DEV_POWER_USAGE{UUID="@"})',
+)
+"""Queries of HAMi-WebUI for a device, by the UUID that HAMi's node annotation has."""
+
 
 ONCE = (
     'hami_scheduler_verb_seconds_count{verb="bind"}',
@@ -279,6 +326,76 @@ async def expressions_made_for_hami_and_volcano_work(site: Site) -> None:
     assert unseen == {"Device_last_kernel_of_container", "MigInfo", "nodeGPUMigInstance"}
 
 
+async def dashboard_of_hami_shows_the_devices(site: Site) -> None:
+    """Sums are those of one replica, as docs/metrics.md recommends for HAMi's dashboard."""
+    cluster, prometheus = site.cluster, site.prometheus
+    replica = f'job="scheduler",instance="{HOST}:{cluster.ports["scheduler"]}"'
+    query = {
+        name: expr.replace("node=~@", f'node=~".+",{replica}')
+        for name, expr in HAMI_DASHBOARD_DEVICES.items()
+    }
+    loaded = next(iter(cluster.hardware))
+    cluster.hardware[loaded].set_used_mib(0, 1234)
+    cluster.hardware[loaded].set_load(0, 42)
+
+    async def is_measured() -> bool:
+        used = [value for _, value in await prometheus.query(query["used"])]
+        load = [value for _, value in await prometheus.query(query["utilization"])]
+        return max(used, default=0) == 1234 * MIB and max(load, default=0) == 42
+
+    await cluster.until("the load is shown", is_measured, limit_s=SETTLED_S)
+    items = await devices(cluster)
+    memory = {one["uuid"]: one["capacity_mib"] * MIB for one in items}
+    booked = {one["uuid"]: one["booked_mib"] * MIB for one in items}
+    total = {"count": len(items), "memory": sum(memory.values()), "allocated": 6000 * MIB}
+    total |= {"allocated percent": 100 * 6000 * MIB / sum(memory.values()), "containers": 2}
+    for name, value in total.items():
+        assert await prometheus.value(query[name]) == pytest.approx(value), name
+
+    async def by(label: str, name: str) -> dict[str, float]:
+        found = await prometheus.query(query[name])
+        return {labels[label]: value for labels, value in found}
+
+    for name in ("used", "utilization"):
+        assert sorted((await by("device_uuid", name)).values())[:-1] == [0] * (len(items) - 1)
+        for labels, _ in await prometheus.query(query[name]):
+            assert labels["device_type"]
+            assert labels["device_index"].isdecimal()
+    nodes = {one["node"] for one in items}
+    for name, amounts in (("allocated by node", booked), ("memory by node", memory)):
+        assert await by("node", name) == {
+            node: sum(amounts[one["uuid"]] for one in items if one["node"] == node)
+            for node in nodes
+        }
+    shares = {uuid: amount // (3000 * MIB) for uuid, amount in booked.items()}
+    assert await by("device_uuid", "allocated by device") == pytest.approx(
+        {uuid: booked[uuid] / memory[uuid] for uuid in memory}
+    )
+    assert await by("device_uuid", "compute by device") == {u: 25 * n for u, n in shares.items()}
+    assert await by("device_uuid", "containers by device") == shares
+
+
+async def dashboard_of_hami_and_its_web_console_show_the_containers(site: Site) -> None:
+    prometheus = site.prometheus
+    pods = {"one", "two"}
+    held: dict[str, dict[str, str]] = {}
+    for name, expr in HAMI_DASHBOARD_CONTAINERS.items():
+        found = await prometheus.query(expr.replace("@", '".+"'))
+        assert {labels["pod"] for labels, _ in found} == pods, name
+        assert {value for _, value in found} == {3000 * MIB if name == "limit" else 0}, name
+        held |= {labels["pod"]: labels for labels, _ in found}
+    for labels in held.values():
+        assert (labels["container"], labels["vdevice_index"]) == ("main", "0")
+        names = ("device_uuid", "namespace", "pod", "container")
+        chosen = ",".join(f'{name}="{labels[name]}"' for name in names)
+        for query in WEBUI_QUERIES:
+            assert [v for _, v in await prometheus.query(query.replace("@", chosen))] == [0.0]
+    uuid = (await held_first(site.cluster))[0]
+    for query in WEBUI_DCGM_QUERIES:
+        (value,) = [value for _, value in await prometheus.query(query.replace("@", uuid))]
+        assert value > 0, query
+
+
 async def recipes_of_device_time_give_numbers(site: Site) -> None:
     table = DOCS.split("## Device time\n", 1)[1].split("\n## ", 1)[0]
     expressions = re.findall(r"\| `([^`]+\))`|\| `([^`]+)` \|", table)
@@ -407,3 +524,5 @@ async def test_dashboards_alerts_and_recipes_on_a_running_cluster(site: Site) ->
     await metered_time_never_exceeds_what_went_by(site)
     await figures_of_dcgm_exporter_join_with_our_shares(site)
     await labels_of_services_own_figures_are_closed_sets(site)
+    await dashboard_of_hami_and_its_web_console_show_the_containers(site)
+    await dashboard_of_hami_shows_the_devices(site)
