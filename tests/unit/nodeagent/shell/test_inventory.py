@@ -28,8 +28,9 @@ from hami_nodeagent.core.health import (
 from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
-from hami_nodeagent.settings import DriversSettings, NvidiaSettings
+from hami_nodeagent.settings import DriversSettings, NvidiaSettings, VnpuCoreSettings
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
+from hami_nodeagent.shell.vnpucore import VnpuCore
 from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, device
 from tests.unit.nodeagent.shell.support import make_site, soon, until
@@ -83,7 +84,7 @@ class Bench:
         *,
         heartbeat_s: float = 0.02,
         discovery_s: float = 0.02,
-        allowed: dict[str, tuple[str, ...]] | None = None,
+        **settings: object,
     ) -> None:
         self.driver = FakeDriver()
         self.mismatches = 0
@@ -96,7 +97,7 @@ class Bench:
             devices_poll_s=0.05,
             heartbeat_s=heartbeat_s,
             health=rules,
-            drivers=DriversSettings(nvidia=NvidiaSettings(mig_allowed_profiles=allowed or {})),
+            **settings,
         )
         self.source = VendorDevices(
             site=self.site, driver=self.driver, on_mismatch=self._count_mismatch
@@ -150,15 +151,35 @@ async def test_report_has_the_allowed_profiles_and_names_a_list_without_any(
         Profile(name="1g.10gb", memory_mib=300, size=2, starts=(0,)),
         Profile(name="2g.10gb", memory_mib=300, core_pct=28, size=2, starts=(0,)),
     )
-    bench = Bench(tmp_path, allowed={"T": ("2g.*",), "U": ("3g.*",)})
+    allowed = {"T": ("2g.*",), "U": ("3g.*",)}
+    drivers = DriversSettings(nvidia=NvidiaSettings(mig_allowed_profiles=allowed))
+    bench = Bench(tmp_path, drivers=drivers)
     cards = [replace(facts(n), mode="mig", partitions=sizes) for n in range(2)]
     bench.driver.answer = Inventory(devices=(cards[0], replace(cards[1], type="U")))
     async with running(bench):
         await until(lambda: len(bench.reports()) == 1)
     (report,) = bench.reports()
-    allowed = [[p.name for p in d.partitions if not p.by_name_only] for d in report.devices]
-    assert allowed == [["2g.10gb"], []]
+    chosen = [[p.name for p in d.partitions if not p.by_name_only] for d in report.devices]
+    assert chosen == [["2g.10gb"], []]
     assert "device 1: drivers.nvidia.mig_allowed_profiles[U]" in report.problem
+
+
+async def test_soft_chips_are_reported_as_whole_while_their_library_is_missing(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(
+        tmp_path, enforcement="libvgpu", vnpu_core=VnpuCoreSettings(library_dir=str(tmp_path))
+    )
+    bench.source = VendorDevices(
+        site=bench.site,
+        driver=bench.driver,
+        on_mismatch=lambda: None,
+        review=VnpuCore(bench.site.settings).review,
+    )
+    async with background() as group:
+        await group.start(bench.source.discover)
+        assert [one.mode for one in bench.source.facts()] == ["whole", "whole"]
+        assert f"{tmp_path}/ld.so.preload: No such file" in bench.source.problem
 
 
 async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:
