@@ -24,6 +24,7 @@ from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.pods import limits
 from hami_common.ports import Clock
+from hami_common.vendors import ascend
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.claims import (
     OUTAGES,
@@ -179,7 +180,9 @@ class Allocator:
         if repeated_after_s is not None:
             self._forget_tries(requests, since_s=self._clock.now_s() - repeated_after_s)
         installed = await self._limiter.current()
-        granted = await self._claim(requests, installed)
+        has_npus = any(request.vendor == ascend.NAME for request in requests)
+        vnpu_problem = await anyio.to_thread.run_sync(self._vnpu_core.problem) if has_npus else ""
+        granted = await self._claim(requests, installed, vnpu_problem)
         if isinstance(granted, Refuse):
             return granted
         claims, grants = granted
@@ -300,7 +303,7 @@ class Allocator:
         return await self._partitions.prepare(self._picture.grants.of_ids(resource, ids))
 
     async def _claim(
-        self, requests: Sequence[Request], installed: Installed | None
+        self, requests: Sequence[Request], installed: Installed | None, vnpu_problem: str
     ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
         patience = _Patience(self._clock, self._settings)
         while True:
@@ -320,7 +323,7 @@ class Allocator:
             if isinstance(decision, tuple):
                 lack = self._lacking(decision, requests)
                 if not lack:
-                    return self._enter(decision, requests, installed)
+                    return self._enter(decision, requests, installed, vnpu_problem)
                 decision = Wait(code=Code.PARTITION_NOT_READY, text=lack)
             if isinstance(decision, Refuse):
                 return decision
@@ -395,14 +398,15 @@ class Allocator:
         claims: tuple[Claim, ...],
         requests: Sequence[Request],
         installed: Installed | None,
+        vnpu_problem: str,
     ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
         grants = []
         for claim, request in zip(claims, requests, strict=True):
             is_limited = self._limiter.is_wanted and needs_library(claim.own, claim.devices)
             if is_limited and installed is None:
                 return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
-            if self._vnpu_core.is_for(claim.own) and (problem := self._vnpu_core.problem()):
-                return Refuse(code=Code.LIMITER_MISSING, text=problem)
+            if vnpu_problem and self._vnpu_core.is_for(claim.own):
+                return Refuse(code=Code.LIMITER_MISSING, text=vnpu_problem)
             refusal = hindrance_of(claim, request.vendor, is_limited=is_limited)
             if refusal is not None:
                 return refusal
