@@ -16,7 +16,7 @@ from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_common.vendors.protocol import RenderContext
 from hami_core.placement.pick import pick, satisfies
-from hami_core.placement.reasons import NodeRefusal
+from hami_core.placement.reasons import DeviceVerdict, NodeRefusal, explain
 from hami_core.placement.verdicts import Verdicts
 from hami_core.table.table import DeviceTable
 from hami_registry.core.device_config import DeviceConfig, canonical_device
@@ -81,6 +81,10 @@ def test_ten_gib_of_an_h200_is_a_1g_18gb_and_the_eighth_does_not_fit() -> None:
     assert refused(table, pod("p7", TEN_GIB)) == (
         "CardPartitionInfeasible",
         f"CardPartitionInfeasible: {NO_PLACE}",
+    )
+    (step,) = explain(table, pod("p7", TEN_GIB), NODE).steps
+    assert step.devices == (
+        DeviceVerdict(uuid="GPU-0", code="CardPartitionInfeasible", wanted=1, resource="place"),
     )
     handles = {"GPU-0": {"mig_uuid": "MIG-7"}}
     edits = CATALOG.vendor("nvidia").render(

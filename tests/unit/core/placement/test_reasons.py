@@ -4,6 +4,7 @@
 import pytest
 
 from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Profile
 from hami_common.model.placement import Share
 from hami_common.model.request import DeviceSelector, PodRequest
 from hami_core.placement.reasons import (
@@ -269,6 +270,17 @@ def test_explanation_shows_each_devices_answer() -> None:
         DeviceVerdict(uuid="n-nvidia-0", code="CardInsufficientMemory", wanted=6_000, free=5_000),
         DeviceVerdict(uuid="n-nvidia-1", code="CardNotHealth"),
         DeviceVerdict(uuid="n-nvidia-2", taken=True),
+    )
+
+
+def test_explanation_of_a_partition_names_the_resource_that_is_too_small() -> None:
+    small = Profile(name="v1", memory_mib=2, core_pct=12, resources={"core": 2, "cpu": 3})
+    amounts = {"core": 8, "cpu": 7}
+    divided = device("d", memory_mib=8, mode="mig", partitions=(small,), resources=amounts)
+    table = table_of(node_devices("n", [divided]))
+    three = pod(*(container(ask(mib=2), name=name) for name in "abc"))
+    assert explain(table, three, "n").steps[-1].devices == (
+        DeviceVerdict(uuid="d", code="CardPartitionInfeasible", wanted=3, free=1, resource="cpu"),
     )
 
 

@@ -150,10 +150,12 @@ class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first constraint that stops it; ``None`` when it fits."""
     wanted: int = 0
     free: int = 0
-    """Free amount of the resource that the code implies.
+    """Free amount of the resource that the code implies, or of ``resource``.
 
     Memory in MiB, compute in percent, slots, or devices of one NUMA node.
     """
+    resource: str = ""
+    """For a hardware partition: the resource that is too small; ``place``: no place in the grid."""
     taken: bool = False
     """Chosen for the step."""
 
@@ -942,13 +944,31 @@ def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:
         if stage == Stage.FITS:
             verdicts.append(DeviceVerdict(uuid=uuid))
         elif stage >= 0:
-            wanted, free = _amounts(scene, step, stages, Stage(stage))
-            verdicts.append(
-                DeviceVerdict(
-                    uuid=uuid,
-                    code=CODE_BY_STAGE[Stage(stage)],
-                    wanted=wanted if isinstance(wanted, int) else int(wanted[row, 0]),
-                    free=int(free[row, 0]),
-                )
-            )
+            verdicts.append(_refused(scene, step, stages, row, uuid))
     return verdicts
+
+
+def _refused(scene: Scene, step: Step, stages: Stages, row: int, uuid: str) -> DeviceVerdict:
+    """Return the verdict of the device in ``row`` of a single node, which does not fit."""
+    stage = Stage(int(stages[row, 0]))
+    code = CODE_BY_STAGE[stage]
+    if stage == Stage.PARTITION:
+        lack = Lack.of(int(_lacks(scene, step)[row, 0]))
+        if lack is not None and lack.amount < 0:
+            return DeviceVerdict(uuid=uuid, code=code, wanted=1, resource="place")
+        if lack is not None:
+            division = scene.view.table.divisions[lack.division]
+            return DeviceVerdict(
+                uuid=uuid,
+                code=code,
+                wanted=int(division.needs[lack.profile][lack.amount]),
+                free=lack.left,
+                resource=division.names[lack.amount],
+            )
+    wanted, free = _amounts(scene, step, stages, stage)
+    return DeviceVerdict(
+        uuid=uuid,
+        code=code,
+        wanted=wanted if isinstance(wanted, int) else int(wanted[row, 0]),
+        free=int(free[row, 0]),
+    )

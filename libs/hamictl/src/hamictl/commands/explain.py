@@ -123,7 +123,8 @@ def _verdict(device: DeviceVerdict) -> str:
         return "fits, taken" if device.taken else "fits"
     if not device.wanted:
         return device.code
-    return f"{device.code}: {device.wanted} wanted, {device.free} free"
+    wanted = f"{device.wanted} {device.resource}".rstrip()
+    return f"{device.code}: {wanted} wanted, {device.free} free"
 
 
 def _show_recorded(answer: PodExplanation) -> None:
