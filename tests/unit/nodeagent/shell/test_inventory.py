@@ -151,7 +151,7 @@ async def test_report_has_the_allowed_profiles_and_names_a_list_without_any(
         Profile(name="1g.10gb", memory_mib=300, size=2, starts=(0,)),
         Profile(name="2g.10gb", memory_mib=300, core_pct=28, size=2, starts=(0,)),
     )
-    allowed = {"T": ("2g.*",), "U": ("3g.*",)}
+    allowed: dict[str, tuple[str, ...]] = {"T": ("2g.*",), "U": ("3g.*",)}
     drivers = DriversSettings(nvidia=NvidiaSettings(mig_allowed_profiles=allowed))
     bench = Bench(tmp_path, drivers=drivers)
     cards = [replace(facts(n), mode="mig", partitions=sizes) for n in range(2)]
