@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
+from hami_common.admission.policies import admission_policies
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core.configuration import Client, mutating_webhook_configuration
-from hami_webhook.core.policies import admission_policies
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "deploy" / "kustomize" / "base"

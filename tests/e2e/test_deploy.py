@@ -17,11 +17,11 @@ import anyio
 import pytest
 import yaml
 
+from hami_common.admission.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
 from hami_common.pods import annotations, limits
 from hami_common.pods.limits import HEADER
 from hami_registry.core import busaccess
 from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from hami_webhook.core.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
 from hamictl.commands.bootstrap import AGENTS_COPIES
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.tenancy import TestTenancy

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.bus import grants
 from hami_common.bus.nkeys import NKey
 from hami_common.certificates import ends, new_authority, serves
@@ -23,7 +24,6 @@ from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import configuration
 from hami_sim.natsd import run_nats_server
-from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 from hamictl.commands.bootstrap import (
     AGENTS_COPIES,
     BUS_SECRETS,

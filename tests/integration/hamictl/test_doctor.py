@@ -20,6 +20,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.errors import Conflict
 from hami_common.events.asking import CheckAnswer, Finding
 from hami_common.events.inventory import NodeDevices
@@ -27,7 +28,6 @@ from hami_common.runtime import kubeio
 from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
-from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 from hamictl.checks import Checks, ClusterDoctor, diagnose, from_agents
 from hamictl.commands.bootstrap import Installation, create_missing
 from tests.unit.nodeagent.shell.support import make_site

@@ -21,7 +21,7 @@ from msgspec import Struct
 from hami_common.bounds import INT32_MAX
 from hami_common.units import real, whole
 from hami_common.vendors import ascend, iluvatar
-from hami_common.vendors.catalog import VendorSettings
+from hami_common.vendors.catalog import Catalog, VendorSettings
 
 NUMBER_MOST = 1e6
 _SHOWN = 60
@@ -658,7 +658,7 @@ class _Import:
         except msgspec.ValidationError as error:
             raise ConfigInvalid(f"device-config: {error}") from error
         kept: Tree = {}
-        for vendor in VendorSettings.__struct_fields__:
+        for vendor in (one.name for one in Catalog.from_settings(settings).vendors):
             section = getattr(settings, vendor)
             default = type(section)()
             differing = {

@@ -30,7 +30,8 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     simulated_partitions: str = ""
     """File of the simulated devices' partitions; empty: in memory."""
     library_path: str = ""
-    """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
+    """File to load as libnvidia-ml.so.1, or root of the file system in which a driver container has
+    it; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"
     """Root of the sysfs from which NUMA nodes and the list of bound cards are read."""
     proc_root: str = "/proc"

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common.errors import RequestInvalid
+from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.codec import out_of_range
 from hami_common.model.request import PlacementPolicy, ScoringWeights
 from hami_common.pods.podview import PodView
@@ -41,6 +41,17 @@ def pod(
         },
     }
     return msgspec.convert(document, PodView)
+
+
+def test_ignored_vendors_own_no_resource() -> None:
+    catalog = Catalog.from_settings(VendorSettings(ignored=("ascend",)))
+    assert not any(name.startswith("huawei.com/") for name in catalog.resource_names())
+    assert catalog.vendor("ascend").name == "ascend"
+    ascend = pod(apps=[{"huawei.com/Ascend910A": "1"}])
+    assert CATALOG.parse_pod(ascend) is not None
+    assert catalog.parse_pod(ascend) is None
+    with pytest.raises(SettingsInvalid, match="'asend' is not a vendor"):
+        Catalog.from_settings(VendorSettings(ignored=("asend",)))
 
 
 def test_only_containers_with_devices_are_in_the_request_in_order_of_admission() -> None:

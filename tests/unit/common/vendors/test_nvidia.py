@@ -418,6 +418,19 @@ def test_node_settings_reach_the_container() -> None:
     assert edits.mounts == (mount,)
 
 
+def test_features_reach_the_container_in_every_injection_mode() -> None:
+    vendor = Nvidia(NvidiaSettings(features=("gds", "gdrcopy")))
+    pair = (device(1), device(2))
+    env = vendor.render(SHARES, pair, RenderContext(mode="env"))
+    assert env.env["NVIDIA_GDS"] == env.env["NVIDIA_GDRCOPY"] == "enabled"
+    cdi = vendor.render(SHARES, pair, RenderContext(mode="cdi"))
+    assert cdi.cdi_devices[-2:] == ("nvidia.com/gds=all", "nvidia.com/gdrcopy=all")
+    nodes = vendor.render(SHARES, pair, RenderContext(mode="devices")).devices
+    assert {"/dev/nvidia-fs0", "/dev/gdrdrv"} <= {one.host_path for one in nodes if one.optional}
+    assert "NVIDIA_GDS" not in cdi.env
+    assert "NVIDIA_MOFED" not in env.env
+
+
 def test_shares_of_other_vendors_do_not_shift_the_numbering() -> None:
     shares = ContainerShares(
         name="main",

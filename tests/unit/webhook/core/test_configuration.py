@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.pods import annotations as keys
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.cel import CelError, Program
 from hami_sim.apiserver.selectors import selector_from_object
-from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 
 NAMES = Catalog.from_settings().resource_names()
 CLIENT = Client(namespace="hami-system", service="hami-webhook", ca_bundle="Q0E=")

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hami_common.admission.mounts import PATH_BY_PREFIX, forbidden_mount, mounts_of, volume_name
 from hami_common.apipath import is_label
 from hami_common.pods.mounts import PARENTS, RESERVED
 from hami_common.pods.podview import ContainerView
-from hami_webhook.core.mounts import PATH_BY_PREFIX, forbidden_mount, mounts_of, volume_name
 
 
 def denial(path: str, *, asking: tuple[str, ...] = ("main",), **more: Any) -> str:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from hami_common.admission.mounts import mounts_of
+from hami_common.admission.policies import (
+    ENVIRONMENT_ALLOWED,
+    ENVIRONMENT_LABEL,
+    admission_policies,
+)
 from hami_common.pods import annotations as keys
 from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.cel import Program
 from hami_sim.apiserver.selectors import selector_from_object
-from hami_webhook.core.mounts import mounts_of
-from hami_webhook.core.policies import (
-    ENVIRONMENT_ALLOWED,
-    ENVIRONMENT_LABEL,
-    admission_policies,
-)
 
 DOCUMENTS = admission_policies(Catalog.from_settings())
 POLICIES = {d["metadata"]["name"]: d["spec"] for d in DOCUMENTS if "validations" in d["spec"]}

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
-from hami_common.vendors.catalog import VendorSettings
+from hami_common.vendors.catalog import Catalog
 
 HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
 INBOX = "_INBOX"
@@ -49,7 +49,7 @@ USER_SUBSCRIPTIONS = 256
 """Subscriptions of one connection outside the account of the streams."""
 USER_DATA_BYTES = 1 << 30
 """Bytes of one login of at most an hour; carried in the JWT, not enforced by nats-server 2.15."""
-VENDORS = tuple(sorted(VendorSettings.__struct_fields__))
+VENDORS = tuple(sorted(vendor.name for vendor in Catalog.from_settings().vendors))
 """Vendor words for which agents may report devices."""
 
 STREAMS = (

@@ -5,13 +5,13 @@ Adding a vendor is one module and one entry here (and one in ``hami_nodeagent.dr
 Nothing registers itself on import.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import get_args
 
 from msgspec import Struct
 
 from hami_common.bounds import POD_CONTAINERS_MOST, WEIGHT_MOST
-from hami_common.errors import RequestInvalid
+from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import (
     ContainerRequest,
@@ -46,6 +46,8 @@ class VendorSettings(
 ):
     """Configuration of all vendors: one section each."""
 
+    ignored: tuple[str, ...] = ()
+    """Vendors whose resources are left to other device plugins and schedulers, by name."""
     nvidia: NvidiaSettings = NvidiaSettings()
     ascend: AscendSettings = AscendSettings()
     cambricon: CambriconSettings = CambriconSettings()
@@ -64,11 +66,25 @@ class VendorSettings(
 class Catalog:
     """The vendors of this installation."""
 
-    def __init__(self, vendors: tuple[Vendor, ...]) -> None:
-        """Hold ``vendors``; see ``from_settings`` for the shipped ones."""
+    def __init__(self, vendors: tuple[Vendor, ...], *, ignored: Collection[str] = ()) -> None:
+        """Hold ``vendors``; see ``from_settings`` for the shipped ones.
+
+        ``ignored``: names of vendors whose resources pods request from others. An unknown name
+        raises ``SettingsInvalid``.
+        """
         self.vendors = vendors
         self._by_name = {vendor.name: vendor for vendor in vendors}
-        self._names = {vendor.name: vendor.resources.all() for vendor in vendors}
+        for name in ignored:
+            if name not in self._by_name:
+                raise SettingsInvalid(
+                    field="vendors.ignored",
+                    problem=f"{shown(name)} is not a vendor",
+                    fix=f"write names of {', '.join(sorted(self._by_name))}",
+                )
+        self._names = {
+            vendor.name: frozenset() if vendor.name in ignored else vendor.resources.all()
+            for vendor in vendors
+        }
         self._all_names = frozenset().union(*self._names.values())
 
     @classmethod
@@ -90,7 +106,8 @@ class Catalog:
                 Amd(settings.amd),
                 Biren(settings.biren),
                 Vastai(settings.vastai),
-            )
+            ),
+            ignored=settings.ignored,
         )
 
     def vendor(self, name: str) -> Vendor:
@@ -98,7 +115,7 @@ class Catalog:
         return self._by_name[name]
 
     def resource_names(self) -> frozenset[str]:
-        """Every resource name of every vendor."""
+        """Every resource name of every vendor that is not ignored."""
         return self._all_names
 
     def asked(self, container: ContainerView) -> tuple[Vendor, ...]:

@@ -18,6 +18,7 @@ Memory in MiB, compute in percent of one device.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -76,6 +77,18 @@ _CONTROL_NODES = (
 )
 
 
+Feature = Literal["gdrcopy", "gds", "mofed"]
+FEATURE_NODES: Final[Mapping[Feature, tuple[str, ...]]] = {
+    "gdrcopy": ("/dev/gdrdrv",),
+    "gds": tuple(f"/dev/nvidia-fs{number}" for number in range(16)),
+    "mofed": (
+        "/dev/infiniband/rdma_cm",
+        *(f"/dev/infiniband/uverbs{number}" for number in range(16)),
+    ),
+}
+"""Device nodes by feature; those that a node lacks are left out."""
+
+
 class NvidiaSettings(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -115,6 +128,13 @@ class NvidiaSettings(
     """Runtime class for pods that have none; empty leaves the pod alone."""
     cdi_kind: str = "nvidia.com/gpu"
     """CDI vendor and class under which the vendor's toolkit publishes devices."""
+    features: tuple[Feature, ...] = ()
+    """Devices that every container with a share gets besides its cards.
+
+    ``gdrcopy``, ``gds`` (GPUDirect Storage) or ``mofed`` (RDMA): as the CDI device
+    ``nvidia.com/<feature>=all``, as device nodes, or as ``NVIDIA_<FEATURE>=enabled``, by the node
+    agent's setting ``injection``.
+    """
 
 
 def _limits_env(
@@ -520,10 +540,17 @@ class Nvidia:
             # hook must not.
             env["NVIDIA_VISIBLE_DEVICES"] = "void"
             cdi = tuple(f"{self._settings.cdi_kind}={name}" for name in names)
+            cdi += tuple(f"nvidia.com/{feature}=all" for feature in self._settings.features)
         else:
             env["NVIDIA_VISIBLE_DEVICES"] = ",".join(names)
             if context.mode == "devices":
-                nodes = _nodes(pairs, context)
+                nodes = _nodes(pairs, context) + tuple(
+                    DeviceNode(host_path=path, container_path=path, optional=True)
+                    for feature in self._settings.features
+                    for path in FEATURE_NODES[feature]
+                )
+            else:
+                env |= {f"NVIDIA_{name.upper()}": "enabled" for name in self._settings.features}
         is_held_from_inside = not own or any(not share.profile for share in own)
         return ContainerEdits(
             env=env,

@@ -15,6 +15,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.admission import bounds
+from hami_common.admission.bounds import all_containers
+from hami_common.admission.mounts import (
+    LIMITS_PREFIX,
+    REGION_PREFIX,
+    forbidden_mount,
+    mounts_of,
+    volume_name,
+)
 from hami_common.apipath import is_label
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
@@ -30,15 +39,6 @@ from hami_common.pods.visibility import (
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_webhook.core import bounds
-from hami_webhook.core.bounds import all_containers
-from hami_webhook.core.mounts import (
-    LIMITS_PREFIX,
-    REGION_PREFIX,
-    forbidden_mount,
-    mounts_of,
-    volume_name,
-)
 from hami_webhook.core.patch import Operation, diff
 from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS, PINNED
 

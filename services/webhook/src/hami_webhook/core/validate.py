@@ -5,12 +5,12 @@ Covers UPDATE of pods (and of any subresource routed here) and ephemeral contain
 pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral containers may change.
 """
 
+from hami_common.admission import bounds
+from hami_common.admission.mounts import forbidden_mount, mounts_of
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
 from hami_common.pods.visibility import DEVICE_VARIABLES, from_elsewhere
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core import bounds
-from hami_webhook.core.mounts import forbidden_mount, mounts_of
 from hami_webhook.core.mutate import (
     AdmissionPolicy,
     Document,

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.errors import SettingsInvalid
 from hami_common.runtime.settings import load
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 from hami_webhook.settings import Settings
 
 FLAG = "--render-configuration"

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from hami_common.admission.mounts import PATH_BY_PREFIX
 from hami_common.bounds import Label, Name, ObjectText, Uid, Word
 from hami_common.errors import WireInvalid
 from hami_common.pods.podview import PodView
-from hami_webhook.core.mounts import PATH_BY_PREFIX
 from hami_webhook.core.mutate import Verdict
 
 API_VERSION = "admission.k8s.io/v1"

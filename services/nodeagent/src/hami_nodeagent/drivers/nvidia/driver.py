@@ -56,7 +56,8 @@ class NvidiaDriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings to reach NVML and to classify its errors and faults."""
 
     library_path: str = ""
-    """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
+    """File to load as libnvidia-ml.so.1, or root of the file system in which a driver container has
+    it; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"
     """Directory of sysfs, for NUMA nodes and the list of bound cards."""
     proc_root: str = "/proc"

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 VENDOR = "nvidia"
 _MIB_SHIFT = 20
 _OPENS_MAX = 16
+_LIBRARY = "libnvidia-ml.so.1"
+_LIBRARY_PLACES = tuple(
+    f"{place}/{_LIBRARY}"
+    for place in ("usr/lib64", "usr/lib/*-linux-gnu", "usr/lib", "lib64", "lib/*-linux-gnu")
+)
+"""Patterns below the root of a driver's file system, in the order of preference."""
 _WHOLE_GPU = 0xFFFFFFFF
 """Number of the GPU instance in events that concern the whole card."""
 
@@ -128,12 +134,28 @@ def ask_or(default: D, doing: str, fn: Callable[P, T], *args: P.args, **kwargs: 
 # ---- the library -------------------------------------------------------------------------------
 
 
+def library_file(path: str) -> str:
+    """Return the file of NVML at ``path``: itself, or below it if it is a directory.
+
+    A directory without the library raises ``DriverMissing``: a driver container that has not
+    started yet mounts it later.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        return path
+    places = [place for pattern in _LIBRARY_PLACES for place in sorted(root.glob(pattern))]
+    if not places:
+        raise DriverMissing(doing="load NVML", detail=f"{path} contains no {_LIBRARY}")
+    return str(places[0])
+
+
 def open_library(path: str) -> None:
-    """Open NVML, from the file at ``path`` if one is given."""
+    """Open NVML, from the file or the driver's root at ``path`` if one is given."""
     if path:
+        file = library_file(path)
         # pynvml opens its library by soname; the linker then finds this one already loaded.
         try:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise DriverMissing(doing="load NVML", detail=str(error)) from error
     ask("open NVML", pynvml.nvmlInit)

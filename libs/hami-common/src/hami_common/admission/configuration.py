@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from hami_common.admission import bounds
 from hami_common.pods import annotations as keys
-from hami_webhook.core import bounds
 
 Document = dict[str, Any]
 

@@ -23,13 +23,8 @@ https://kubernetes.io/docs/reference/using-api/cel/.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from hami_common.pods import annotations as keys
-from hami_common.pods import limits
-from hami_common.pods import mounts as paths
-from hami_common.pods.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_VENDOR
-from hami_common.vendors.catalog import Catalog
-from hami_webhook.core import mounts
-from hami_webhook.core.configuration import (
+from hami_common.admission import mounts
+from hami_common.admission.configuration import (
     container_list,
     names_our_resources,
     names_resource,
@@ -39,6 +34,11 @@ from hami_webhook.core.configuration import (
     text,
     words,
 )
+from hami_common.pods import annotations as keys
+from hami_common.pods import limits
+from hami_common.pods import mounts as paths
+from hami_common.pods.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_VENDOR
+from hami_common.vendors.catalog import Catalog
 
 Document = dict[str, Any]
 SCHEDULER_ACCOUNT: Final = "system:serviceaccount:hami-system:hami-scheduler"

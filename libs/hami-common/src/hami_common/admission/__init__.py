@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission rules that the API server enforces: webhook configuration and policies, as objects.
+
+The webhook enforces the same bounds and mount rules; ``hamictl import-config`` writes the objects.
+"""
