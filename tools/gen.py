@@ -26,6 +26,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the catalogue in docs/metrics.md, from the services' metrics", "tools/gen_metrics.py"),
     ("dashboards and rules in deploy/kustomize/components/", "tools/gen_monitoring.py"),
     ("the command table of docs/hamictl.md, from hamictl's help", "tools/gen_hamictl.py"),
+    ("the tables of docs/import.md, from hamictl's table of HAMi's keys", "tools/gen_import.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )

@@ -62,13 +62,18 @@ def test_names_defaults_and_sharing_are_taken_over() -> None:
     assert agent == {
         "numa_topology": False,
         "library_log_level": "1",
-        "drivers": {"nvidia": {"unified_memory_mib": 0}},
+        "drivers": {
+            "nvidia": {"unified_memory_mib": 0, "mig_allowed_profiles": {"A100": ["1g.5gb"]}}
+        },
     }
     assert imported.devices == {
         "rules": [{"vendors": ["nvidia"], "slots": 16, "memory_scaling": 1.5, "core_scaling": 1.0}]
     }
-    assert [(note.key, note.weight) for note in imported.notes] == [
-        ("nvidia.migProfileAllowlist", "warning")
+    assert {note.result for note in imported.notes} == {"carried", "no effect"}
+    unused = [note for note in imported.notes if note.result == "no effect"]
+    assert [note.key for note in unused if not note.is_default] == [
+        "iluvatars[0].chipName",
+        "vnpus.configs[0].chipName",
     ]
 
 
@@ -87,8 +92,80 @@ def test_single_nodes_become_rules_in_which_zero_says_nothing() -> None:
     assert (other.slots, other.memory_scaling, other.hidden) == (16, 1.5, False)
     npu = device_config.use_of(config, "other", facts(vendor="ascend"))
     assert (npu.slots, npu.memory_scaling) == (10, 1.0)
-    told = {note.key for note in imported.notes if "nodeconfig" in note.key}
-    assert told == {"nodeconfig[0].migstrategy", "nodeconfig[1].operatingmode"}
+    assert imported.settings["nodeagent"]["drivers"]["nvidia"]["mig_mode"] == {"mig-node/*": "on"}
+    notes = {note.key: note.result for note in imported.notes if "nodeconfig" in note.key}
+    assert notes["nodeconfig[0].migstrategy"] == "no effect"
+    assert notes["nodeconfig[1].operatingmode"] == "carried"
+
+
+def test_sample_node_of_the_chart_is_no_rule() -> None:
+    node = {"name": "your-node-name", "devicesplitcount": 10}
+    imported = import_hami(node_config={"nodeconfig": [node]})
+    assert imported.devices == {}
+    assert [(note.key, note.result) for note in imported.notes] == [("nodeconfig[0]", "no effect")]
+
+
+def test_what_differs_per_node_in_one_daemonset_is_refused() -> None:
+    node = {"name": "a", "enablenumatopology": True, "operatingmode": "mps"}
+    with pytest.raises(ConfigInvalid) as caught:
+        import_hami(node_config={"nodeconfig": [node]})
+    assert "nodeconfig[0].enablenumatopology: Agents of one DaemonSet" in str(caught.value)
+    assert "nodeconfig[0].operatingmode: The mode 'mps' does not exist here." in str(caught.value)
+
+
+def test_accepted_keys_are_left_out() -> None:
+    values = {"scheduler": {"certManager": {"enabled": True}}, "mockDevicePlugin": {"enabled": 1}}
+    keys = ["scheduler.certManager.enabled", "mockDevicePlugin.enabled"]
+    with pytest.raises(ConfigInvalid) as caught:
+        import_hami(values=values)
+    assert all(f"values: {key}: " in str(caught.value) for key in keys)
+    with pytest.raises(ConfigInvalid, match=r"mockDevicePlugin\.enabled"):
+        import_hami(values=values, accepted=keys[:1])
+    imported = import_hami(values=values, accepted=keys)
+    assert [note.result for note in imported.notes] == ["refused", "refused"]
+    with pytest.raises(ConfigInvalid, match=r"--accept schedulerName: the key is not refused"):
+        import_hami(values={"schedulerName": "x"}, accepted=["schedulerName"])
+
+
+@pytest.mark.parametrize(
+    ("plugin", "injection"),
+    [
+        ({"passDeviceSpecsEnabled": True}, "devices"),
+        ({"passDeviceSpecsEnabled": True, "deviceListStrategy": "envvar"}, "devices"),
+        ({"passDeviceSpecsEnabled": True, "deviceListStrategy": "cdi-cri"}, "cdi"),
+        ({"passDeviceSpecsEnabled": False, "deviceListStrategy": "envvar"}, "env"),
+    ],
+)
+def test_injection_does_not_depend_on_the_order_of_keys(
+    plugin: dict[str, Any], injection: str
+) -> None:
+    for given in (plugin, dict(reversed(plugin.items()))):
+        imported = import_hami(values={"devicePlugin": given})
+        assert imported.settings["nodeagent"]["injection"] == injection
+
+
+def test_nodes_keep_their_agents_when_they_migrate() -> None:
+    """``hamictl migrate node`` removes HAMi's label, so that no agent may need it."""
+    selector = {"gpu": "on", "pool": "a"}
+    imported = import_hami(values={"scheduler": {"nodeLabelSelector": selector}})
+    pod = imported.workloads["agents"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "a"}
+
+
+def test_mig_profiles_are_matched_by_slices_as_in_hami() -> None:
+    entries = [
+        {"models": ["A100-SXM4-80GB"], "profiles": ["1g.10gb", "7g.79gb"]},
+        {"models": ["A100-SXM4-80GB", "A30"], "profiles": ["1g.6gb"]},
+    ]
+    imported = import_hami(device_config={"nvidia": {"migProfileAllowlist": entries}})
+    assert imported.settings["nodeagent"]["drivers"]["nvidia"]["mig_allowed_profiles"] == {
+        "A100-SXM4-80GB": ["1g.10gb", "7g.*"],
+        "A30": ["1g.6gb"],
+    }
+    with pytest.raises(ConfigInvalid, match=r"profiles: 'big' is not a profile like 2g\.10gb"):
+        import_hami(
+            device_config={"nvidia": {"migProfileAllowlist": [{**entries[0], "profiles": ["big"]}]}}
+        )
 
 
 def test_webhook_gets_the_injection_mode_of_the_agents() -> None:
@@ -137,11 +214,12 @@ def test_chart_values_are_imported_or_noted() -> None:
         "resource_count_name": "acme.com/gpu",
         "core_policy": "disable",
     }
-    told = {note.key for note in imported.notes}
-    assert told == {
+    unused = {note.key for note in imported.notes if note.result == "no effect"}
+    assert unused == {
         "values: scheduler.nodeLockExpire",
+        "values: scheduler.extender.image.tag",
         "values: devicePlugin.disablecorelimit",
-        "values",
+        "values: devicePlugin.image.tag",
     }
 
 
@@ -192,6 +270,14 @@ def test_chart_values_are_imported_or_noted() -> None:
             "nodeconfig[0].name is missing",
         ),
         ({"values": {"devicePlugin": {"deviceSplitCnt": 3}}}, "devicePlugin.deviceSplitCount?"),
+        (
+            {"values": {"devicePlugin": {"deviceListStrategy": "volume-mounts"}}},
+            "'volume-mounts' is not a strategy; write one of envvar, cdi-cri, cdi-annotations",
+        ),
+        (
+            {"values": {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "any"}}}},
+            "Invalid enum value 'any'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_the_nearest_key(documents: dict[str, Any], text: str) -> None:
@@ -220,7 +306,7 @@ def test_component_holds_settings_that_every_service_accepts(tmp_path: Path) -> 
     arguments = ["--device-config", configmap, "--values", values, "--base", BASE, "--out", out]
     ran = CliRunner().invoke(main, ["import-config", *map(str, arguments)])
     assert ran.exit_code == 0, ran.output
-    assert "nvidia.migProfileAllowlist" in ran.output
+    assert "iluvatars[0].chipName and 1 more" in ran.output
     services: dict[str, Any] = {
         "webhook": WebhookSettings,
         "scheduler": SchedulerSettings,
