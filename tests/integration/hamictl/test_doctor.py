@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp.web
 import anyio.to_thread
 import pytest
+import tomli_w
 import yaml
 from msgspec.structs import replace
 
@@ -530,6 +531,32 @@ async def test_fault_of_kube_schedulers_configuration_is_named(
     found = await cluster.doctor().kube_scheduler()
     assert bad(found) == [("kube-scheduler", "FAIL")]
     assert word in found[0].text
+
+
+async def test_imported_names_are_expected(cluster: Cluster) -> None:
+    """The webhook's settings name scheduler and resources; older ConfigMaps are left over."""
+
+    def named(document: dict[str, Any]) -> None:
+        document["profiles"] = [{"schedulerName": "my-sched"}]
+        managed = document["extenders"][0]["managedResources"]
+        managed.append({"name": "my.com/gpu", "ignoredByScheduler": True})
+
+    await cluster.add_scheduler(named)
+    assert bad(await cluster.doctor().kube_scheduler()) == [("kube-scheduler", "FAIL")]
+    settings = {
+        "policy": {"scheduler_name": "my-sched"},
+        "vendors": {"nvidia": {"resource_count_name": "my.com/gpu"}},
+    }
+    await cluster.put(
+        "/api/v1/namespaces/hami-system/configmaps",
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "hami-webhook-config-1", "namespace": "hami-system"},
+            "data": {"webhook.toml": tomli_w.dumps(settings)},
+        },
+    )
+    assert bad(await cluster.doctor().kube_scheduler()) == []
 
 
 async def test_missing_configuration_is_a_fault_and_no_crash(cluster: Cluster) -> None:

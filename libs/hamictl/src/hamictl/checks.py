@@ -20,10 +20,12 @@ from hami_common import certificates, documents, namespaces
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
-from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.catalog import Catalog, VendorSettings
 from hamictl.nodeselection import selects
 
 SCHEDULER_NAME = "hami-scheduler"
+_WEBHOOK_FILE = "webhook.toml"
+_KUBE_SCHEDULER = "hami-kube-scheduler-config"
 WEBHOOK = "hami-webhook"
 AGENT = "hami-nodeagent"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
@@ -139,9 +141,6 @@ class ClusterDoctor:
         self._agents_namespace = agents_namespace
         self._now_s = now_s
         self._agents = agents
-        self._resources = frozenset().union(
-            *(vendor.resources.all() for vendor in Catalog.from_settings().vendors)
-        )
 
     async def findings(self) -> list[Finding]:
         """Run every check; a check that fails to run becomes a finding."""
@@ -346,7 +345,27 @@ class ClusterDoctor:
         ]
         return [*found, await self._probe()]
 
+    async def _expected(self) -> tuple[str, VendorSettings]:
+        """Return scheduler name and vendors of the webhook's newest settings, else the defaults."""
+        items = [
+            item
+            for item in await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
+            if _WEBHOOK_FILE in (item.get("data") or {})
+        ]
+        if not items:
+            return SCHEDULER_NAME, VendorSettings()
+        newest = max(items, key=_creation)
+        try:
+            tree = documents.toml(newest["data"][_WEBHOOK_FILE], field=_WEBHOOK_FILE)
+            vendors = msgspec.convert(tree.get("vendors", {}), VendorSettings)
+        except (SettingsInvalid, msgspec.ValidationError):
+            return SCHEDULER_NAME, VendorSettings()
+        name = tree.get("policy", {}).get("scheduler_name", SCHEDULER_NAME)
+        return name, vendors
+
     async def _probe(self) -> Finding:
+        name, vendors = await self._expected()
+        names = (vendors.nvidia.resource_count_name, vendors.nvidia.resource_memory_name)
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -356,7 +375,7 @@ class ClusterDoctor:
                     {
                         "name": "probe",
                         "image": "probe",
-                        "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}},
+                        "resources": {"limits": dict.fromkeys(names, "1")},
                     }
                 ]
             },
@@ -370,7 +389,7 @@ class ClusterDoctor:
         except Unavailable as error:
             return _refused(Denied(peer="API server", detail=error.detail))
         scheduler = msgspec.json.decode(answer)["spec"].get("schedulerName")
-        if scheduler != SCHEDULER_NAME:
+        if scheduler != name:
             return Finding(
                 check="webhook",
                 verdict="FAIL",
@@ -454,9 +473,13 @@ class ClusterDoctor:
 
     async def kube_scheduler(self) -> list[Finding]:
         """Check that a kube-scheduler calls the extender for the profile."""
+        items = await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
+        ours = [one for one in items if one["metadata"]["name"].startswith(_KUBE_SCHEDULER)]
+        old = sorted(ours, key=_creation)[:-1]  # of earlier settings, which kustomize leaves
         texts = [
             text
-            for item in await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
+            for item in items
+            if item not in old
             for text in (item.get("data") or {}).values()
             if "KubeSchedulerConfiguration" in str(text)
         ]
@@ -469,7 +492,11 @@ class ClusterDoctor:
                     fix="apply deploy/kustomize",
                 )
             ]
-        problems = [problem for text in texts for problem in self._scheduler_problems(text)]
+        name, vendors = await self._expected()
+        resources = Catalog.from_settings(vendors).resource_names()
+        problems = [
+            problem for text in texts for problem in _scheduler_problems(text, name, resources)
+        ]
         if problems:
             return [
                 Finding(check="kube-scheduler", verdict="FAIL", text=text, fix=fix)
@@ -479,48 +506,9 @@ class ClusterDoctor:
             Finding(
                 check="kube-scheduler",
                 verdict="PASS",
-                text=f"profile {SCHEDULER_NAME} calls the extender",
+                text=f"profile {name} calls the extender",
             )
         ]
-
-    def _scheduler_problems(self, text: str) -> Iterator[tuple[str, str]]:
-        try:
-            configuration = documents.yaml_one(text, field="configuration") or {}
-        except SettingsInvalid as error:
-            yield f"the configuration {error.problem}", "apply deploy/kustomize"
-            return
-        profiles = [p.get("schedulerName") for p in configuration.get("profiles") or []]
-        if SCHEDULER_NAME not in profiles:
-            yield (
-                f"no profile {SCHEDULER_NAME}",
-                f"add a profile with schedulerName {SCHEDULER_NAME}",
-            )
-        extenders = [
-            one
-            for one in configuration.get("extenders") or []
-            if one.get("filterVerb") and one.get("bindVerb")
-        ]
-        if not extenders:
-            yield "no extender with filterVerb and bindVerb", "add the extender of deploy/kustomize"
-            return
-        managed = {r.get("name") for one in extenders for r in one.get("managedResources") or []}
-        missing = sorted(self._resources - managed) if managed else []
-        if missing:
-            yield (
-                f"the extender does not manage {', '.join(missing[:3])}"
-                + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),  # noqa: PLR2004
-                "list every resource under managedResources, with ignoredByScheduler: true",
-            )
-        if any(one.get("ignorable") for one in extenders):
-            yield (
-                "the extender is ignorable: during an outage, pods are placed without a share",
-                "set ignorable: false",
-            )
-        if configuration.get("percentageOfNodesToScore") != 100:  # noqa: PLR2004 - percent
-            yield (
-                "percentageOfNodesToScore is not 100: a pod may stay pending beside a free device",
-                "set percentageOfNodesToScore: 100",
-            )
 
     # --- versions --------------------------------------------------------------------------------
 
@@ -601,3 +589,49 @@ def rows_of(found: Sequence[Finding], *, is_wide: bool) -> list[list[object]]:
         for one in found
         if is_wide or one.verdict != "PASS"
     ]
+
+
+def _scheduler_problems(
+    text: str, name: str, resources: frozenset[str]
+) -> Iterator[tuple[str, str]]:
+    try:
+        configuration = documents.yaml_one(text, field="configuration") or {}
+    except SettingsInvalid as error:
+        yield f"the configuration {error.problem}", "apply deploy/kustomize"
+        return
+    profiles = [p.get("schedulerName") for p in configuration.get("profiles") or []]
+    if name not in profiles:
+        yield (
+            f"no profile {name}",
+            f"add a profile with schedulerName {name}",
+        )
+    extenders = [
+        one
+        for one in configuration.get("extenders") or []
+        if one.get("filterVerb") and one.get("bindVerb")
+    ]
+    if not extenders:
+        yield "no extender with filterVerb and bindVerb", "add the extender of deploy/kustomize"
+        return
+    managed = {r.get("name") for one in extenders for r in one.get("managedResources") or []}
+    missing = sorted(resources - managed) if managed else []
+    if missing:
+        yield (
+            f"the extender does not manage {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),  # noqa: PLR2004
+            "list every resource under managedResources, with ignoredByScheduler: true",
+        )
+    if any(one.get("ignorable") for one in extenders):
+        yield (
+            "the extender is ignorable: during an outage, pods are placed without a share",
+            "set ignorable: false",
+        )
+    if configuration.get("percentageOfNodesToScore") != 100:  # noqa: PLR2004 - percent
+        yield (
+            "percentageOfNodesToScore is not 100: a pod may stay pending beside a free device",
+            "set percentageOfNodesToScore: 100",
+        )
+
+
+def _creation(item: dict[str, Any]) -> str:
+    return str(item["metadata"].get("creationTimestamp", ""))

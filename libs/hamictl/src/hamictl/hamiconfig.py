@@ -338,8 +338,8 @@ class _Import:
         for key, selector in (("uuid", "uuids"), ("index", "indexes")):
             values = _list(hidden.get(key), f"{where}.filterdevices.{key}")
             if values:
-                name = f"filterdevices.{key}"
-                self._apply(f"{where}.{name}", NODE_CONFIG[name], values)
+                path = f"filterdevices.{key}"
+                self._apply(f"{where}.{path}", NODE_CONFIG[path], values)
                 self._rules.append(selected | {selector: values, "hidden": True})
         mode = node.get("operatingmode") or "hami-core"
         if mode == "mig":
