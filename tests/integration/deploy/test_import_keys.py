@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from hami_common.vendors import ascend, iluvatar
+from hami_sim.apiserver.cel import Program
 from hami_sim.kubernetes.programs import KUBECTL
 from hamictl import hamicomponent
 from hamictl.commands import import_config
@@ -362,6 +364,58 @@ def test_settings_are_rendered(before: Any) -> None:
     for files, objects in before.values():
         for path, name in SETTINGS.items():
             assert objects[name]["data"][Path(path).name] == files[path]
+
+
+def test_pods_with_renamed_resources_reach_webhook_and_scheduler(tmp_path: Path) -> None:
+    """A file with two names is enough: admission, policies and kube-scheduler follow."""
+    values = {"resourceName": "my.com/gpu", "schedulerName": "my-sched"}
+    component(import_hami(values=values), tmp_path / "component")
+    objects = rendered(tmp_path / "component")
+    webhook = objects["MutatingWebhookConfiguration/hami-webhook"]["webhooks"][0]
+    concerns = Program(webhook["matchConditions"][0]["expression"], frozenset({"object"}))
+
+    def is_ours(resource: str) -> bool:
+        container = {"name": "a", "resources": {"limits": {resource: "1"}}}
+        return concerns.decide({"object": {"metadata": {}, "spec": {"containers": [container]}}})
+
+    assert is_ours("my.com/gpu")
+    assert not is_ours("nvidia.com/gpu")
+    configuration = yaml.safe_load(
+        objects["ConfigMap/hami-kube-scheduler-config"]["data"]["kube-scheduler.yaml"]
+    )
+    assert configuration["profiles"] == [{"schedulerName": "my-sched"}]
+    managed = {one["name"] for one in configuration["extenders"][0]["managedResources"]}
+    assert "my.com/gpu" in managed
+    assert "nvidia.com/gpu" not in managed
+    limiter = objects["ValidatingAdmissionPolicy/limiter.hami.io"]["spec"]["matchConditions"]
+    assert "'my-sched'" in str(limiter)
+    settings = objects["ConfigMap/hami-webhook-config"]["data"]["webhook.toml"]
+    assert tomllib.loads(settings)["policy"]["scheduler_name"] == "my-sched"
+
+
+def test_selectors_of_the_values_are_those_of_the_webhook(tmp_path: Path) -> None:
+    admission = {
+        "whitelistNamespaces": ["istio-system"],
+        "namespaceSelector": {"matchLabels": {"team": "a"}},
+        "objectSelector": {"matchLabels": {"gpu": "yes"}},
+    }
+    values = {"scheduler": {"admissionWebhook": admission}}
+    component(import_hami(values=values), tmp_path / "component")
+    objects = rendered(tmp_path / "component")
+    new, changed = objects["MutatingWebhookConfiguration/hami-webhook"]["webhooks"]
+    exempt = {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "NotIn",
+        "values": ["istio-system"],
+    }
+    assert exempt in new["namespaceSelector"]["matchExpressions"]
+    assert new["namespaceSelector"]["matchLabels"] == {"team": "a"}
+    assert new["objectSelector"] == {"matchLabels": {"gpu": "yes"}}
+    assert exempt not in changed["namespaceSelector"]["matchExpressions"]
+    for name, is_bound in (("limiter", True), ("pod-bounds", True), ("device-environment", False)):
+        spec = objects[f"ValidatingAdmissionPolicyBinding/{name}.hami.io"]["spec"]
+        selector = spec["matchResources"]["namespaceSelector"]
+        assert (exempt in selector["matchExpressions"]) is is_bound
 
 
 def test_table_has_every_key_of_hami() -> None:

@@ -35,7 +35,7 @@ _WITH_THE_WEBHOOK: Final = ("webhook-opt-out.hami.io", "pod-bounds.hami.io", "li
 
 
 class Base(Struct, frozen=True, kw_only=True):
-    """What the component changes, read from ``deploy/kustomize``."""
+    """Files of ``deploy/kustomize`` that the component changes."""
 
     settings: dict[str, Tree]
     """By service, and ``devices``."""
