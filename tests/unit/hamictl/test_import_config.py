@@ -276,7 +276,7 @@ def test_chart_values_are_imported_or_noted() -> None:
         ),
         (
             {"values": {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "any"}}}},
-            "Invalid enum value 'any'",
+            "nodeSchedulerPolicy: 'any' is not a policy; write one of binpack, spread",
         ),
     ],
 )
@@ -325,6 +325,14 @@ def test_component_holds_settings_that_every_service_accepts(tmp_path: Path) -> 
     made = yaml.safe_load((out / "kustomization.yaml").read_text())
     files = [file for generator in made["configMapGenerator"] for file in generator["files"]]
     assert all((out / file).is_file() for file in files)
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (overlay / "scheduler.toml").write_text("bus_replicas = 3\n")
+    beside = [*map(str, arguments[:-1]), str(tmp_path / "beside"), "--overlay", str(overlay)]
+    assert CliRunner().invoke(main, ["import-config", *beside]).exit_code == 0
+    written = tomllib.loads((tmp_path / "beside/config/scheduler.toml").read_text())
+    assert written["bus_replicas"] == 3
+    assert written["vendors"]["nvidia"]["resource_count_name"] == "acme.com/gpu"
     again = CliRunner().invoke(main, ["import-config", *map(str, arguments)])
     assert again.exit_code == EXIT_INPUT
     assert "is not empty" in again.output

@@ -8,8 +8,9 @@ effect here, for the reason given. The same table converts (``hamiconfig``) and 
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
+from hami_common.model.request import NodePolicy
 from hami_common.vendors import awsneuron
 
 SAMPLE_NODE: Final = "your-node-name"
@@ -417,7 +418,9 @@ VALUES: Final[dict[str, Rule]] = {
         default="false",
     ),
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": Carried(
-        ("scheduler.policy.node",), default="binpack"
+        ("scheduler.policy.node",),
+        kind=Kind("a policy", (str,), get_args(NodePolicy)),
+        default="binpack",
     ),
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": Carried(
         ("scheduler.policy.device",), convert=_words, default="spread"

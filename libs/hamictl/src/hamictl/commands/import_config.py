@@ -8,6 +8,7 @@ configuration, and patches of the other objects. ``hamiconfig`` converts, ``hami
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ _folder = click.Path(path_type=Path, file_okay=False)
     help="Base settings that the imported ones override.",
 )
 @click.option(
+    "--overlay",
+    "overlays",
+    type=_folder,
+    multiple=True,
+    help="Directory of settings that an overlay has in place of the base's; may be repeated.",
+)
+@click.option(
     "--out", type=_folder, help="New directory for the component; without it, print the settings."
 )
 @options.format_option
@@ -57,6 +65,7 @@ def import_config(
     values: Path | None,
     accept: tuple[str, ...],
     base: Path,
+    overlays: tuple[Path, ...],
     out: Path | None,
     format_: str,
 ) -> None:
@@ -66,7 +75,9 @@ def import_config(
     imported = read_hami(
         device_config=device_config, node_config=node_config, values=values, accepted=accept
     )
-    written = () if out is None else write_component(imported, base=base, out=out)
+    written = (
+        () if out is None else write_component(imported, base=base, overlays=overlays, out=out)
+    )
     if output.structured(imported, format_):
         return
     _print_notes(imported, is_wide=format_ == "wide")
@@ -142,17 +153,22 @@ def inner_documents(chart: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def write_component(imported: Imported, *, base: Path, out: Path) -> tuple[Path, ...]:
+def write_component(
+    imported: Imported, *, base: Path, out: Path, overlays: Sequence[Path] = ()
+) -> tuple[Path, ...]:
     """Write the component and return its files.
 
-    ``base`` is ``deploy/kustomize/base/config``. ``out`` must be empty or absent.
+    ``base`` is ``deploy/kustomize/base/config``. The component replaces whole files, so files of
+    ``overlays`` replace those of the base before. ``out`` must be empty or absent.
     """
     if out.exists() and any(out.iterdir()):
         raise InputRefused(f"{out} is not empty; name a new directory")
     kube_scheduler, command = _kube_scheduler(base.parent)
     components = os.path.relpath(base.parent.parent / "components", out)
     below = hamicomponent.Base(
-        settings={name: _toml(base / f"{name}.toml") for name in (*SERVICES, "devices")},
+        settings={
+            name: _toml(_last((base, *overlays), f"{name}.toml")) for name in (*SERVICES, "devices")
+        },
         kube_scheduler=kube_scheduler,
         command=command,
         components=components,
@@ -164,6 +180,12 @@ def write_component(imported: Imported, *, base: Path, out: Path) -> tuple[Path,
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return tuple(written)
+
+
+def _last(directories: Sequence[Path], name: str) -> Path:
+    """Return the file in the last directory that has one, else where the first should have it."""
+    found = [path for one in directories if (path := one / name).exists()]
+    return found[-1] if found else directories[0] / name
 
 
 def _kube_scheduler(directory: Path) -> tuple[dict[str, Any], list[str]]:
