@@ -18,7 +18,7 @@ from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.podfacts import facts_of
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
-from tests.unit.webhook.core.test_policies import pod, refusals, share
+from tests.unit.common.admission.test_policies import pod, refusals, share
 
 CATALOG = Catalog.from_settings()
 VERIFIER = Verifier.from_pems([Signer.generate().public_pem()])
