@@ -50,8 +50,8 @@ def test_ignored_vendors_own_no_resource() -> None:
     ascend = pod(apps=[{"huawei.com/Ascend910A": "1"}])
     assert CATALOG.parse_pod(ascend) is not None
     assert catalog.parse_pod(ascend) is None
-    with pytest.raises(SettingsInvalid, match="'asend' is not a vendor"):
-        Catalog.from_settings(VendorSettings(ignored=("asend",)))
+    with pytest.raises(SettingsInvalid, match="'ascnd' is not a vendor"):
+        Catalog.from_settings(VendorSettings(ignored=("ascnd",)))
 
 
 def test_only_containers_with_devices_are_in_the_request_in_order_of_admission() -> None:
