@@ -183,10 +183,11 @@ _TOPOLOGY: Final = Refused(
     "annotate pods with hami.io/gpu-scheduler-policy: topology-aware",
     is_harmless=lambda value: not _is_true(value),
 )
-_SOFT_ASCEND: Final = Refused(
-    "The annotation of a pod selects soft sharing, not a default of the cluster.",
-    "annotate pods with huawei.com/vnpu-mode: hami-core",
-    is_harmless=lambda value: not value,
+_SOFT_ASCEND: Final = Carried(
+    ("nodeagent.drivers.vendors.ascend.soft_shares",),
+    "`drivers.vendors.ascend.soft_shares` of the nodeagent; `false` leaves it as it is",
+    kind=TRUTH,
+    convert=lambda is_soft: True if is_soft else None,
 )
 _CHIP_NAME: Final = NoEffect("Chips are recognized by `commonWord`.")
 _FACTOR: Final = Refused(
