@@ -17,7 +17,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import Placement, Share
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import BindMount, RenderContext
 from hami_core.placement.pick import pick
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
@@ -26,6 +26,8 @@ from tests.support import builders
 
 TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
 NODE = "node"
+LIBRARY = BindMount(host_path="/library", container_path="/library")
+"""Stands for the in-container library that the agent mounts beside a limited share."""
 
 Limits = Mapping[str, int | str]
 
@@ -124,7 +126,9 @@ def _one(
     container = found.containers[0]
     given = [by_uuid[share.uuid] for share in container.shares]
     limited = any(not share.exclusive for share in container.shares)
-    context = RenderContext(mode="env", is_limited=limited)
+    context = RenderContext(
+        mode="env", is_limited=limited, library_mounts=(LIBRARY,) if limited else ()
+    )
     edits = catalog.vendor(devices[0].vendor).render(container, given, context)
     shares = [share for one in found.containers for share in one.shares]
     return outcome._replace(
