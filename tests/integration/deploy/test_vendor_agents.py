@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from fnmatch import fnmatch
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     assert done.returncode == 0, done.stderr
     documents = yaml.safe_load_all(done.stdout)
     return {one["metadata"]["name"]: one for one in documents if one["kind"] == "DaemonSet"}
+
+
+def test_agents_have_the_tag_of_the_release(agents: dict[str, dict[str, Any]]) -> None:
+    images = {
+        container["image"]
+        for agent in agents.values()
+        for container in agent["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {f"hami/nodeagent:{version('hami-nodeagent')}"}
 
 
 def agent_of(agents: dict[str, dict[str, Any]], vendor: str) -> dict[str, Any]:
