@@ -39,7 +39,7 @@ def bench(access: Access, client: KubeClient, short_path: Path) -> Bench:
 
     @asynccontextmanager
     async def make(**settings: object) -> AsyncIterator[tuple[Node, SimKubelet]]:
-        chosen = KubeletSettings(node_status_s=1.0, **settings)  # type: ignore[arg-type]  # cases
+        chosen = KubeletSettings(**{"node_status_s": 1.0, **settings})  # type: ignore[arg-type]  # cases
         async with run_kubelet("node-a", short_path, access, chosen) as kubelet:
 
             async def logs(pod: str, container: str) -> str:

@@ -130,3 +130,18 @@ async def test_hundred_pods_run_within_seconds_and_go_again(bench: Bench) -> Non
         assert sorted(id_ for ids in plugin.allocated for id_ in ids) == sorted(
             f"d{i}" for i in range(100)
         )
+
+
+async def test_pod_for_a_label_is_admitted_although_no_status_was_reported_since(
+    bench: Bench,
+) -> None:
+    async with bench(node_status_s=600.0) as (node, _):
+        await node.client.patch("nodes", node.name, {"metadata": {"labels": {"gpu": "on"}}})
+
+        async def phase() -> str:
+            # Kubelet's watch of the node may be later than its watch of pods: retry as a DaemonSet.
+            pod = await node.run([asks()], nodeSelector={"gpu": "on"})
+            found: str = (await node.in_phase(pod, "Running", "Failed"))["status"]["phase"]
+            return found
+
+        await until(phase, "Running".__eq__)

@@ -318,6 +318,7 @@ class _Life:
         await self.pod_resources.start()
         tasks.start_soon(self.keeper.keep_status, name="node status")
         tasks.start_soon(self.keeper.keep_lease, name="node lease")
+        tasks.start_soon(self.keeper.watch, name="node labels")
         tasks.start_soon(self._watch_pods, name="pod source")
         tasks.start_soon(self._loop, name="sync loop")
         tasks.start_soon(self._refresh, name="volume refresh")

@@ -123,6 +123,16 @@ class NodeKeeper:
             with anyio.move_on_after(self._settings.node_status_s):
                 await self._changed.wait()
 
+    async def watch(self) -> None:
+        """Follow the node's labels and taints, which decide the admission of pods."""
+
+        def seen(_: Obj | None, new: Obj | None) -> None:
+            if new is not None:
+                self.node = {**self.node, "metadata": new["metadata"], "spec": new["spec"]}
+
+        selector = f"metadata.name={self.name}"
+        await self._client.follow("nodes", seen, field_selector=selector, synced=lambda: None)
+
     def _status(self) -> Obj:
         old = self.node.get("status") or {}
         counts = self._devices.capacity()
