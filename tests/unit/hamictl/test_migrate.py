@@ -99,6 +99,17 @@ class Cluster(FakeKube):
         return Mover(self, "n1", Sides(wait_s=wait_s), report=lambda _: None)
 
 
+async def test_node_with_another_label_is_hamis_while_it_has_a_registration() -> None:
+    cluster = Cluster()
+    del cluster.labels["gpu"]
+    assert [one.side for one in (await survey(cluster, Sides())).items] == ["hami"]
+    cluster.labels["hami.io/nvidia"] = "true"
+    assert [one.side for one in (await survey(cluster, Sides())).items] == ["ours"]
+    cluster.labels.clear()
+    del cluster.notes["hami.io/node-nvidia-register"]
+    assert (await survey(cluster, Sides())).items == ()
+
+
 async def test_node_that_comes_over_lists_its_pods_and_registers_with_hami_no_more() -> None:
     cluster = Cluster()
     cluster.hami("h1")

@@ -175,7 +175,11 @@ def _side(node: _NodeView, sides: Sides) -> Side:
         return "moving"
     if labels.get(sides.label[0]) == sides.label[1]:
         return "hami"
-    return "ours" if _our_labels(labels) else "none"
+    if _our_labels(labels):
+        return "ours"
+    # Nodes of other vendors' plugins often have a label of their own.
+    notes = node.metadata.annotations or {}
+    return "hami" if any(notes.get(word.register) for word in hamiformat.WORDS) else "none"
 
 
 def _our_labels(labels: Mapping[str, str]) -> list[str]:
