@@ -94,7 +94,7 @@ class TestTenancy:
 
     async def test_agents_token_speaks_for_the_node_of_its_pod(self, site: Installed) -> None:
         here, there = (node.name for node in site.spec.nodes)
-        await site.run_agent_pod("stolen", here)
+        await site.run_agent_pod("stolen", site.spec.nodes[0])
         bound = await agents_token(site, audience="hami-bus", of="stolen")
         async with intruder_at(
             site.bus_url.replace(BUS, HOST),

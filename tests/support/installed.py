@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay dev, installed on a real control plane, with its services as processes.
+"""An overlay, the shipped dev or another, on a real control plane, with services as processes.
 
 The manifests are applied unchanged with kubectl. The input of each process comes from the API
 server, as with kubelet: ConfigMaps and Secrets of the volumes that its pod mounts, tokens of its
 ServiceAccount (an agent's bound to a pod on its node), kube-scheduler's configuration, the bus with
-its accounts and certificates, calls of the webhook by its Service. Different are paths (each below
-the folder of a volume, because there is one file system), ports, and the simulated kubelets and
-devices. Times in seconds.
+its accounts and certificates, calls of the webhook by its Service. An agent's come from the
+DaemonSet of its node's first vendor. Different are paths (each below the folder of a volume,
+because there is one file system), ports, and the simulated kubelets and devices. Times in seconds.
 """
 
 import base64
@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -172,9 +172,19 @@ class Installed(Cluster):
 
     plane: Plane
 
-    def __init__(self, spec: ClusterSpec, directory: Path, group: TaskGroup) -> None:
-        """Same arguments as ``Cluster``."""
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        directory: Path,
+        group: TaskGroup,
+        *,
+        overlay: Path = OVERLAY,
+        before: Callable[["Installed"], Awaitable[None]] | None = None,
+    ) -> None:
+        """Same as ``Cluster``; the others as of ``run_installed``."""
         super().__init__(spec, directory, group)
+        self._overlay = overlay
+        self._before = before
         self.plane = Plane(directory, group)
         self.applied: list[str] = []
         """Output of kubectl, a line per object."""
@@ -271,13 +281,16 @@ class Installed(Cluster):
         )
 
     async def start(self) -> None:
-        """Install, then start every part; returns when the nodes offer their devices."""
+        """Install, then start every part; returns when it is ready."""
         begun = anyio.current_time()
         try:
             await self.plane.start()
         finally:
             self.processes.update(self.plane.processes)
         self._client = await self._stack.enter_async_context(KubeClient(self.plane.access()))
+        self._add_kubelet()
+        if self._before is not None:
+            await self._before(self)
         await self._install()
         self.timings_s["installed"] = anyio.current_time() - begun
         await self._start_bus()
@@ -285,10 +298,13 @@ class Installed(Cluster):
         await self._add_all()
         for process in self.processes.values():
             process.start()
-        for name in ("webhook", "registry", "scheduler", *self.agents):
+        for name in ("webhook", "registry", "scheduler"):
             await self.ready(name)
         await self._wait_for(self.plane.is_scheduler_ready, "kube-scheduler")
-        await self._wait_for(self.nodes_offer_devices, "kubelet")
+        if self._before is None:
+            for name in self.agents:
+                await self.ready(name)
+            await self._wait_for(self.nodes_offer_devices, "kubelet")
         self.timings_s["cluster_ready"] = anyio.current_time() - begun
 
     async def stop(self) -> None:
@@ -297,7 +313,7 @@ class Installed(Cluster):
         await self._stack.aclose()
 
     async def _install(self) -> None:
-        self.applied = (await self.kubectl("apply", "-k", str(OVERLAY))).stdout.splitlines()
+        self.applied = (await self.kubectl("apply", "-k", str(self._overlay))).stdout.splitlines()
         login = await self.plane.login("bootstrap", "bootstrap")
 
         async def is_made() -> bool:
@@ -335,15 +351,17 @@ class Installed(Cluster):
     ) -> dict[str, Path]:
         """Folder of each volume of a pod, filled as kubelet would fill it; by volume.
 
-        ``hosts``: folders for the host's paths. ``of``: the agent's pod, to which tokens are bound.
+        ``hosts``: folders for the host's paths, else empty ones. ``of``: the agent's pod, to which
+        tokens are bound.
         """
         folders = {"data": self.directory / "volumes" / name / "data"}
         for volume in pod["spec"]["volumes"]:
             if (host := volume.get("hostPath")) is not None:
-                folders[volume["name"]] = (hosts or {})[host["path"]]
+                there = self.directory / "hosts" / name / host["path"].strip("/")
+                folders[volume["name"]] = (hosts or {}).get(host["path"], there)
                 continue
             folder = folders[volume["name"]] = self.directory / "volumes" / name / volume["name"]
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for source in volume.get("projected", {}).get("sources", [volume]):
                 for path, content in (await self._content(source, pod, of)).items():
                     (folder / path).write_bytes(content)
@@ -390,9 +408,15 @@ class Installed(Cluster):
             container = Container(pod, service, folders := await self._volumes(service, pod))
             if container.token or pod["spec"].get("automountServiceAccountToken", True):
                 settings["kubeconfig"] = str(await self._login(service, pod, container))
-            self._add_configured(service, service, container, settings)
+            env = {one["name"]: one["value"] for one in container.spec.get("env", ())}
+            self._add_configured(service, service, container, settings, env)
             if service == "scheduler":
                 await self._add_kube_scheduler(pod, Container(pod, "kube-scheduler", folders))
+        for node in self.spec.nodes if self._before is None else ():
+            await self.run_agent_pod(f"agent-{node.name}", node)
+            await self._add_agent(node, f"agent-{node.name}")
+
+    def _add_kubelet(self) -> None:
         self._add(
             "kubelet",
             "hami_sim.kubelet",
@@ -402,11 +426,10 @@ class Installed(Cluster):
                 *("--node", ",".join(node.name for node in self.spec.nodes)),
                 *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
                 "--kill-on-exit",
+                *(f"--pretended-path={path}" for path in self.spec.pretended_paths),
             ],
         )
         self.processes["kubelet"].start()
-        for node in self.spec.nodes:
-            await self._add_agent(node)
 
     async def _add_kube_scheduler(self, pod: Document, container: Container) -> None:
         """Start kube-scheduler with the shipped configuration, leader election included."""
@@ -432,32 +455,53 @@ class Installed(Cluster):
             log=self.directory / "logs" / "kube-scheduler.log",
         )
 
-    async def run_agent_pod(self, name: str, node: str) -> None:
+    async def run_agent_pod(self, name: str, node: NodeSpec) -> None:
         """The pod of an agent on a node, as far as tokens are concerned: it only sleeps."""
-        template = await self._template("daemonsets", "hami-nodeagent-nvidia", AGENTS_NAMESPACE)
-        given = template["spec"]
+        given = await self._agent_template(node)
         pod = {
             "metadata": {"name": name},  # its DaemonSet would adopt a pod with the labels
             "spec": {
                 "serviceAccountName": given["serviceAccountName"],
                 "priorityClassName": given["priorityClassName"],
                 "tolerations": given["tolerations"],
-                "nodeName": node,
+                "nodeName": node.name,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "agent", "image": "agent", "command": SLEEPER}],
             },
         }
 
-        async def is_there() -> bool:
-            nodes = (await self.client.list("nodes"))["items"]
-            return node in {one["metadata"]["name"] for one in nodes}
-
-        await self.until(f"{node} is registered", is_there)
+        await self.until_registered(node.name)
         await self.client.create("pods", pod, AGENTS_NAMESPACE)
 
-    async def _add_agent(self, node: NodeSpec) -> None:
+    async def until_registered(self, *names: str) -> None:
+        """Wait until kubelets have registered these nodes."""
+
+        async def are_there() -> bool:
+            nodes = (await self.client.list("nodes"))["items"]
+            return {one["metadata"]["name"] for one in nodes} >= set(names)
+
+        await self.until(f"{', '.join(names)} are registered", are_there)
+
+    async def start_agent(self, node: NodeSpec, pod: str) -> None:
+        """Start the agent of a node whose DaemonSet has created this pod."""
+        await self._add_agent(node, pod)
+        for name in (f"agent-{node.name}", f"plugin-proxy-{node.name}"):
+            self.processes[name].start()
+
+    async def stop_agent(self, node: NodeSpec) -> None:
+        """Stop the agent of a node, as kubelet does when its pod is deleted."""
+        for name in (f"agent-{node.name}", f"plugin-proxy-{node.name}"):
+            await self.processes[name].stop()
+
+    async def _agent_template(self, node: NodeSpec) -> Document:
+        """Pod specification of the agent of the node's first vendor."""
+        name = f"hami-nodeagent-{next(iter(node.profiles()))}"
+        spec: Document = (await self._template("daemonsets", name, AGENTS_NAMESPACE))["spec"]
+        return spec
+
+    async def _add_agent(self, node: NodeSpec, of: str) -> None:
+        """``of``: the agent's pod."""
         name = f"agent-{node.name}"
-        await self.run_agent_pod(name, node.name)
         kubelet = self.directory / "kubelet" / node.name
         hosts = {
             "/var/lib/kubelet/device-plugins": kubelet / "device-plugins",
@@ -467,8 +511,8 @@ class Installed(Cluster):
             "/run/hami-priority": self.directory / "priority" / node.name,
             "/var/run/cdi": self.directory / "cdi" / node.name,
         }
-        pod = await self._template("daemonsets", "hami-nodeagent-nvidia", AGENTS_NAMESPACE)
-        folders = await self._volumes(name, pod, hosts, of=name)
+        pod = {"spec": await self._agent_template(node)}
+        folders = await self._volumes(name, pod, hosts, of=of)
         container = Container(pod, "agent", folders)
         trusted = self.directory / "trusted"
         if not trusted.exists():
@@ -485,7 +529,7 @@ class Installed(Cluster):
         }
         settings = {
             **{key: str(container.here(path)) for key, path in paths.items()},
-            "kubeconfig": str(await self._login(name, pod, container, of=name)),
+            "kubeconfig": str(await self._login(name, pod, container, of=of)),
             # Containers here have no driver: the library has its own tests.
             "enforcement": "none",
             "injection": "env",
@@ -543,10 +587,20 @@ def _moved(container: Container, word: str) -> str:
 
 
 @asynccontextmanager
-async def run_installed(directory: Path, spec: ClusterSpec = SPEC) -> AsyncIterator[Installed]:
-    """An installation that is ready on entry and gone on exit."""
+async def run_installed(
+    directory: Path,
+    spec: ClusterSpec = SPEC,
+    *,
+    overlay: Path = OVERLAY,
+    before: Callable[[Installed], Awaitable[None]] | None = None,
+) -> AsyncIterator[Installed]:
+    """An installation that is ready on entry and gone on exit.
+
+    ``before`` builds the contents of the cluster before ``overlay`` is applied to it. With it, the
+    caller starts the agents, where DaemonSets create their pods.
+    """
     async with anyio.create_task_group() as group:
-        cluster = Installed(spec, directory, group)
+        cluster = Installed(spec, directory, group, overlay=overlay, before=before)
         try:
             await cluster.start()
             yield cluster

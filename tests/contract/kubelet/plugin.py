@@ -42,6 +42,7 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
         preferred: Callable[[Sequence[str], Sequence[str], int], Sequence[str]] | None = None,
     ) -> None:
         self.resource = resource
+        self.ids = tuple(ids)
         self.allocated: list[list[str]] = []
         self.pre_started: list[list[str]] = []
         self.options_asked = 0
