@@ -353,7 +353,7 @@ class Oracle:
         if not grant.core_pct and device.capacity_core_pct and left_core <= 0:
             return Verdict(here.uuid, UNITS, 1, left_core)
         if grant.profile >= 0 and self._start(here, mine, grant)[0] is False:
-            return Verdict(here.uuid, PARTITION, grant.memory_mib, free_mib)
+            return Verdict(here.uuid, PARTITION, *self._lacking(here, mine, grant))
         if wants.exclusive and used_slots:
             return Verdict(here.uuid, IDLE)
         return Verdict(here.uuid, None)
@@ -377,6 +377,24 @@ class Oracle:
             return True, None
         start = choose_start(profile, taken | mine_taken, division.profiles)
         return start != NO_START, start
+
+    def _lacking(self, here: OracleDevice, mine: Booked, grant: Grant) -> tuple[int, int]:
+        """(wanted, free) of what a partition lacks: a place, else the first resource by name."""
+        division = here.division()
+        assert division is not None
+        profile = division.profiles[grant.profile]
+        taken, amounts = division.spent(here.parts())
+        mine_taken, mine_amounts = division.spent(mine.parts)
+        if (
+            profile.starts
+            and choose_start(profile, taken | mine_taken, division.profiles) == NO_START
+        ):
+            return 1, 0
+        free = (division.capacity - amounts - mine_amounts).tolist()
+        needs = division.needs[grant.profile].tolist()
+        return next(
+            (need, max(has, 0)) for need, has in zip(needs, free, strict=True) if need > has
+        )
 
     def _fullness(
         self, request: PodRequest, here: OracleDevice, step: Step, running: list[Share]
