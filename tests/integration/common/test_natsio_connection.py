@@ -46,7 +46,7 @@ async def test_connecting_waits_for_a_server_that_starts_later(nats_server: Nats
 async def test_no_server_in_time_is_unavailable_and_names_the_address() -> None:
     with pytest.raises(Unavailable, match=r"nats://127\.0\.0\.1:1 in 0\.3 s"):
         async with natsio.connect(["nats://127.0.0.1:1"], name="t", start_timeout_s=0.3):
-            pytest.fail("nobody listens there")
+            pytest.fail("no server listens there")
 
 
 async def test_wrong_password_is_unavailable_with_the_reason(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_concurrent_requests_are_answered_separately(
 
         group.start_soon(answer)
         with anyio.fail_after(5):
-            one, large, nobody, last = await bus.request_all(
+            one, large, unserved, last = await bus.request_all(
                 [
                     question("echo", b"1"),
                     question("echo", bytes(2 << 20)),
@@ -150,8 +150,8 @@ async def test_concurrent_requests_are_answered_separately(
         assert (one.data, last.data) == (b"1", b"2")
         assert isinstance(large, Denied)
         assert "2097152 bytes" in str(large)
-        assert isinstance(nobody, Unavailable)
-        assert "no service answers on nowhere" in str(nobody)
+        assert isinstance(unserved, Unavailable)
+        assert "no service answers on nowhere" in str(unserved)
         assert await bus.request_all([]) == []
         group.cancel_scope.cancel()
 

@@ -87,7 +87,7 @@ def test_pod_over_its_queue_limit_shows_the_amount_that_fits(snapshot: Path) -> 
 
 
 def test_pod_that_is_not_pending_is_reported(snapshot: Path) -> None:
-    assert "the scheduler has no such pending pod" in explain(snapshot, "nobody").output
+    assert "the scheduler has no such pending pod" in explain(snapshot, "unknown").output
 
 
 def test_without_a_file_a_registry_must_answer() -> None:

@@ -525,7 +525,7 @@ async def test_second_soft_share_of_a_container_counts_as_not_enforced(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "problem"),
     [
         (lambda where: (where / "ld.so.preload").unlink(), "ld.so.preload: No such file"),
         (lambda where: (where / "libvnpu.so").unlink(), "libvnpu.so, which"),
@@ -539,7 +539,7 @@ async def test_second_soft_share_of_a_container_counts_as_not_enforced(tmp_path:
     ],
 )
 async def test_soft_share_without_its_library_is_neither_offered_nor_given(
-    tmp_path: Path, spoil: Callable[[Path], object], told: str
+    tmp_path: Path, spoil: Callable[[Path], object], problem: str
 ) -> None:
     pod = npu_pod()
     where = install_vnpu_core(tmp_path)
@@ -554,7 +554,7 @@ async def test_soft_share_without_its_library_is_neither_offered_nor_given(
     outcome = await desk.allocator.allocate([request("ascend-0-0", resource=NPU)])
     assert refused(outcome) == "limiter-missing"
     assert isinstance(outcome, Refuse)
-    assert told in outcome.text
+    assert problem in outcome.text
     assert "vnpu_core.library_dir" in outcome.text
     reviewed = await core.review(inventory)
     assert [one.mode for one in reviewed.devices] == ["whole", "vnpu"]
