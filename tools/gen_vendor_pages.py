@@ -95,9 +95,8 @@ def _enforced(can: Capability) -> str:
     for resource, by in (("memory", can.memory_enforced), ("compute", can.compute_enforced)):
         rows.append(f"| {resource} | {by or '**nothing**: accounted, but not limited'} |")
     divided = can.partitioned or "not supported"
-    run = can.verified or "none"
     return "\n".join(
-        (*rows, "", f"- Hardware partitioning: {divided}.", f"- Last run on hardware: {run}.")
+        (*rows, "", f"- Hardware partitioning: {divided}.", f"- Hardware: {can.hardware_status}.")
     )
 
 

@@ -16,7 +16,7 @@ HEADINGS = (
     "memory enforced by",
     "compute enforced by",
     "partitioned by",
-    "verified on",
+    "run on hardware",
 )
 
 
@@ -34,7 +34,7 @@ def capabilities(vendors: tuple[Vendor, ...]) -> str:
             can.memory_enforced,
             can.compute_enforced,
             can.partitioned,
-            can.verified,
+            can.hardware_status if can.hardware_tested else "",
         )
         rows.append(f"| {' | '.join(cells)} |".replace("|  ", "| "))
     return "\n".join(rows)

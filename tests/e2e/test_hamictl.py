@@ -100,6 +100,8 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     assert nodes.returncode == 0, nodes.stderr
     assert b"gpu-t4" in nodes.stdout
     assert b"3000/" in nodes.stdout
+    wide = await hamictl(cluster, "get", "nodes", "-o", "wide")
+    assert b"nvidia: from the vendor's documentation, not yet run" in wide.stdout
     devices = json.loads((await hamictl(cluster, "get", "devices", "-o", "json")).stdout)
     assert sum(one["booked_mib"] for one in devices["items"]) == 3000
     held = await hamictl(cluster, "get", "allocations", "-n", "default", "-o", "wide")

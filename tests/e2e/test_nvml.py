@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node whose devices are found through NVML: the real binding on a fake driver library."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ async def test_registry_shows_what_nvml_says(cluster: Cluster) -> None:
     assert [d["uuid"] for d in found] == [h200.uuid_of(NODE, i) for i in range(8)]
     assert {d["type"] for d in found} == {"NVIDIA H200"}
     assert {d["memory_mib"] for d in found} == {h200.model.memory_mib}
+
+
+async def test_agent_logs_that_its_driver_was_not_run_on_hardware(cluster: Cluster) -> None:
+    (log,) = (cluster.directory / "logs").glob("agent-*.log")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    told = [one for one in lines if one["message"] == "vendor driver not tested on hardware"]
+    assert [(one["vendor"], one["level"]) for one in told] == [("nvidia", "WARNING")]
 
 
 async def test_pod_runs_on_a_device_found_through_nvml(cluster: Cluster) -> None:

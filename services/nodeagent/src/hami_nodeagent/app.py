@@ -45,7 +45,7 @@ from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.allowedprofiles import check_allowed
 from hami_nodeagent.core.modes import check_setting
 from hami_nodeagent.drivers.catalog import build_driver
-from hami_nodeagent.drivers.choice import chosen_drivers
+from hami_nodeagent.drivers.choice import chosen_drivers, report_untested
 from hami_nodeagent.drivers.protocol import Driver, ModeSwitch
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
@@ -130,6 +130,7 @@ class _Parts:
             field="drivers.nvidia.mig_allowed_profiles",
         )
         drivers = _drivers(settings, catalog)
+        report_untested(drivers, catalog)
         self.vnpu_core = VnpuCore(settings)
         self.sources = tuple(
             VendorDevices(

@@ -4,10 +4,14 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers.catalog import detectable
-from hami_nodeagent.drivers.choice import chosen_drivers
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import Capability, HardwareRun
+from hami_common.vendors.sharing import ShareVendor
+from hami_nodeagent.drivers.catalog import build_driver, detectable
+from hami_nodeagent.drivers.choice import chosen_drivers, report_untested
 from hami_nodeagent.settings import DriversSettings
 from hami_sim.hardware import profile
 from tests.fakes.vendoranswers import MAKE_BY_VENDOR
@@ -101,3 +105,30 @@ def test_unknown_key_of_a_vendor_is_refused() -> None:
     tables: Tables = {"metax": {"tool": "mx-smi"}}
     with pytest.raises(SettingsInvalid, match=r"drivers\.metax.*unknown field `tool`"):
         words(DriversSettings(serve=("metax",), vendors=tables))
+
+
+def untested(caplog: pytest.LogCaptureFixture, catalog: Catalog) -> list[str]:
+    """Vendors of the log lines about two drivers, of Ascend and of NVIDIA's simulated devices."""
+    drivers = (
+        build_driver("ascend", {"node": "a"}),
+        build_driver("simulated", {"node": "a", "profile": str(profile.path_of("2xA30"))}),
+    )
+    report_untested(drivers, catalog)
+    return [
+        str(vars(line)["vendor"])
+        for line in caplog.records
+        if line.message == "vendor driver not tested on hardware"
+    ]
+
+
+def test_driver_that_never_ran_on_hardware_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert untested(caplog, Catalog.from_settings()) == ["ascend"]
+
+
+def test_driver_that_ran_on_hardware_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shipped = Catalog.from_settings()
+    ascend = shipped.vendor("ascend")
+    assert isinstance(ascend, ShareVendor)
+    run = HardwareRun(device="910B3", driver="24.1", date="2026-12-01")
+    ascend.about = replace(ascend.about, capability=Capability(hardware_tested=(run,)))
+    assert untested(caplog, shipped) == []

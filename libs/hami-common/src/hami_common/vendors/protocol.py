@@ -118,6 +118,24 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
 
+NOT_TESTED = "from the vendor's documentation, not yet run"
+"""Status of a vendor whose driver has not run on hardware."""
+
+
+class HardwareRun(Struct, frozen=True, kw_only=True, order=True):
+    """A run of this project's checks on a vendor's hardware."""
+
+    device: str
+    """Model, as the driver reports it."""
+    driver: str
+    """Version of the vendor's driver."""
+    date: str
+    """Day of the run, as ``YYYY-MM-DD``."""
+
+    def __str__(self) -> str:
+        return f"{self.device} (driver {self.driver}, {self.date})"
+
+
 class Capability(Struct, frozen=True, kw_only=True):
     """Supported features of a vendor in this project; defaults are unsupported."""
 
@@ -129,8 +147,16 @@ class Capability(Struct, frozen=True, kw_only=True):
     partitioned: str = ""
     """Component that divides hardware for a share; empty: none, or the hardware cannot be divided.
     """
-    verified: str = ""
-    """Hardware and date of the last run on it; empty: never."""
+    hardware_tested: tuple[HardwareRun, ...] = ()
+    """Runs on hardware; empty: never. ``docs/gpu/`` has the results of each (``tools.gen_proof``).
+    """
+
+    @property
+    def hardware_status(self) -> str:
+        """Last run on hardware, or that the driver follows the vendor's documentation only."""
+        if not self.hardware_tested:
+            return NOT_TESTED
+        return str(max(self.hardware_tested, key=lambda run: run.date))
 
 
 NO_ANNOTATIONS: Mapping[str, str] = {}

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``hamictl get``: lists objects of the registry and the scheduler."""
 
+from collections.abc import Sequence
+
 import click
 
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.runtime.clock import SystemClock
+from hami_common.vendors.catalog import Catalog
 from hamictl import client, options, output, quotatables
 from hamictl.client import Allocation, Device, Node
 
@@ -25,12 +28,16 @@ def nodes(registry: str, format_: str) -> None:
     if output.structured(answer, format_):
         return
     headings = ["NODE", "VENDORS", "DEVICES", "MEMORY MIB", "PODS", "STATUS"]
-    output.table(headings, [_node(node) for node in answer.items], empty="No devices found.")
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["TESTED ON HARDWARE"]
+    rows = [_node(node, is_wide=is_wide) for node in answer.items]
+    output.table(headings, rows, empty="No devices found.")
 
 
-def _node(node: Node) -> list[object]:
+def _node(node: Node, *, is_wide: bool) -> list[object]:
     status = "Ready" if node.alive else "Silent"
-    return [
+    row: list[object] = [
         node.node,
         ",".join(node.vendors),
         f"{node.devices_usable}/{node.devices}",
@@ -38,6 +45,15 @@ def _node(node: Node) -> list[object]:
         node.allocations,
         f"{status}: {node.problem}" if node.problem else status,
     ]
+    if is_wide:
+        row += [_tested(node.vendors)]
+    return row
+
+
+def _tested(vendors: Sequence[str]) -> str:
+    """Return the hardware that each vendor's driver was run on, in this release."""
+    known = {one.name: one.capability.hardware_status for one in Catalog.from_settings().vendors}
+    return "; ".join(f"{name}: {known.get(name, 'unknown')}" for name in vendors) or "-"
 
 
 @get.command()

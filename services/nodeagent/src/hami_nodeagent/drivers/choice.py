@@ -7,11 +7,14 @@ detected vendor that this installation does not configure is reported and not se
 """
 
 import logging
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from hami_common.errors import SettingsInvalid
+from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.drivers.catalog import build_driver, detectable, is_detected
 from hami_nodeagent.drivers.protocol import Driver
+from hami_nodeagent.drivers.simulated.driver import SimulatedDriver
 from hami_nodeagent.settings import DriversSettings
 
 DETECT = "detect"
@@ -58,6 +61,20 @@ def chosen_drivers(
         else:
             found.append(build_driver(word, {"node": node, **table}))
     return tuple(found)
+
+
+def report_untested(drivers: Sequence[Driver], catalog: Catalog) -> None:
+    """Log a warning for each driver of a vendor that was never run on hardware.
+
+    A driver of simulated devices needs none.
+    """
+    for driver in drivers:
+        can = catalog.vendor(driver.vendor).capability
+        if not can.hardware_tested and not isinstance(driver, SimulatedDriver):
+            _log.warning(
+                "vendor driver not tested on hardware",
+                extra={"vendor": driver.vendor, "source": can.hardware_status},
+            )
 
 
 def _is_wanted(word: str, settings: DriversSettings, node: str) -> bool:
