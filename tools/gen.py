@@ -20,6 +20,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("differences from HAMi in docs/migration.md, from their list", "tools/gen_migration.py"),
     ("default interfaces in docs/drivers.md, from the drivers", "tools/gen_drivers.py"),
     ("facts in docs/vendors/, from vendors, drivers and examples", "tools/gen_vendor_pages.py"),
+    ("docs/proof.md, from tests/proof.toml, the tests and docs/gpu/", "tools/gen_proof.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("tables of docs/settings.md, from the settings", "tools/gen_settings.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
