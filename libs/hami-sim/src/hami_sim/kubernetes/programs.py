@@ -20,8 +20,9 @@ CONTROLLERS: Final = "kube-controller-manager"
 SCHEDULER: Final = "kube-scheduler"
 KUBECTL: Final = "kubectl"
 KUBELET: Final = "kubelet"
+PROXY: Final = "kube-proxy"
 CONTROL_PLANE: Final = (ETCD, APISERVER, CONTROLLERS, SCHEDULER, KUBECTL)
-ALL: Final = (*CONTROL_PLANE, KUBELET)
+ALL: Final = (*CONTROL_PLANE, KUBELET, PROXY)
 VERSION_S: Final = 60.0
 _NUMBER = re.compile(r"v?\d+\.\d+\.\d+[\w.+-]*")
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The Kubernetes components and etcd as one program, for tests: the name it is called by, or else its first
-// argument, says which one it is. One link instead of six; only the chosen component's command is ever built.
+// argument, says which one it is. One link instead of seven; only the chosen component's command is ever built.
 package main
 
 import (
@@ -21,6 +21,7 @@ import (
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
@@ -35,6 +36,7 @@ func main() {
 		"etcd":                    func(args []string) int { etcdmain.Main(args); return 0 },
 		"kube-apiserver":          command(apiserver.NewAPIServerCommand),
 		"kube-controller-manager": command(controllermanager.NewControllerManagerCommand),
+		"kube-proxy":              command(proxy.NewProxyCommand),
 		"kube-scheduler":          command(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
 		"kubectl":                 runKubectl,
 		"kubelet":                 command(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
