@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Debian's containerd for the real node: its configuration, its start, its images.
+"""Runs containerd, as built, for the real node: its configuration, its start, its images.
 
 All state is below the node's directory. Containers get an address on a bridge without a gateway, so
 no route, no address and no firewall rule of this machine changes. Obeys: containerd configuration
-version 2 (containerd 1.6 and 1.7), CNI 0.4.0.
+version 3 (containerd 2.0 and later), CNI 0.4.0.
 """
 
 import json
-import re
+import os
 import subprocess
 from pathlib import Path
 
 import anyio
 
 from hami_sim.process import Process
+from tests.cluster import build
 from tests.cluster.node.image import PAUSE, find_busybox, write_images
 from tests.cluster.node.space import Space
 
@@ -22,14 +23,6 @@ STATE = "/run/containerd"
 """In the node's own /run, which no reboot outlives."""
 SOCKET = f"{STATE}/containerd.sock"
 _START_S = 30.0
-_CDI_SINCE = (1, 7)
-
-
-def version() -> tuple[int, ...]:
-    """Version of this machine's containerd."""
-    told = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True)
-    found = re.search(r"\s(\d+)\.(\d+)\.(\d+)", told.stdout.replace("v", " "))
-    return tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
 
 
 def find_network_plugins() -> Path | None:
@@ -45,16 +38,18 @@ class Containerd:
         self._root = space.directory / "containerd"
         self.bridge = f"hm{space.cgroup[-8:]}"
         self.cdi_directory = space.directory / "cdi"
-        self.has_cdi = version() >= _CDI_SINCE
+        self._programs = build.containerd()
         self.process: Process | None = None
 
     async def start(self) -> None:
         """Start it, and wait until it answers and has the images."""
-        self._configure()
+        config = self._configure()
         self.process = Process(
             "containerd",
-            self._space.command(["containerd", "--config", self._root / "config.toml"]),
+            self._space.command([self._programs / "containerd", "--config", config]),
             log=self._space.directory / "logs" / "containerd.log",
+            # It looks for its shim there.
+            env={"PATH": f"{self._programs}:{os.environ['PATH']}"},
         )
         self.process.start()
         with anyio.fail_after(_START_S):
@@ -80,11 +75,11 @@ class Containerd:
         subprocess.run(["ip", "link", "delete", self.bridge], capture_output=True, check=False)
 
     async def _ctr(self, *arguments: str) -> bool:
-        command = ["ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments]
+        command = [self._programs / "ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments]
         done = await anyio.run_process(self._space.look_command(command), check=False)
         return done.returncode == 0
 
-    def _configure(self) -> None:
+    def _configure(self) -> Path:
         network = self._root / "network"
         network.mkdir(parents=True, exist_ok=True)
         self.cdi_directory.mkdir(exist_ok=True)
@@ -110,32 +105,36 @@ class Containerd:
                 }
             )
         )
-        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{self.cdi_directory}"]' if self.has_cdi else ""
-        (self._root / "config.toml").write_text(
+        config = self._root / "config.toml"
+        config.write_text(
             f"""
-version = 2
+version = 3
 root = "{self._root}"
 state = "{STATE}"
 oom_score = 0
 [grpc]
 address = "{SOCKET}"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE}"
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{PAUSE}"
+[plugins."io.containerd.cri.v1.runtime"]
 netns_mounts_under_state_dir = true
 restrict_oom_score_adj = true
 disable_apparmor = true
-{cdi}
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{plugins}"
+enable_cdi = true
+cdi_spec_dirs = ["{self.cdi_directory}"]
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{plugins}"]
 conf_dir = "{network}"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.runtime".containerd]
 default_runtime_name = "runc"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
 [plugins."io.containerd.internal.v1.opt"]
 path = "{self._root}/opt"
 """
         )
+        return config

@@ -8,15 +8,14 @@ import pytest
 
 from hami_sim.kubernetes import Programs
 from hami_sim.kubernetes.programs import ALL
+from tests.cluster import build
 from tests.cluster.needs import control_plane_or_skip, is_required
 from tests.cluster.node.containerd import find_network_plugins
 from tests.cluster.node.image import find_busybox
 from tests.cluster.node.space import CGROUPS
 
-PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2", "runc", "unshare", "nsenter", "ip")
-INSTALL = (
-    "apt-get install containerd runc containernetworking-plugins busybox-static iproute2 util-linux"
-)
+PROGRAMS = ("runc", "unshare", "nsenter", "ip")
+INSTALL = "apt-get install runc containernetworking-plugins busybox-static iproute2 util-linux"
 
 
 def lacking() -> str:
@@ -32,6 +31,8 @@ def lacking() -> str:
         return f"a real node needs {', '.join(missing)} ({INSTALL})"
     if not os.access(CGROUPS, os.W_OK):
         return "a real node needs writable cgroups"
+    if build.find_containerd() is None:
+        return "a real node needs containerd; ./dev cluster build makes it"
     return ""
 
 

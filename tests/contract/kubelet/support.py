@@ -40,8 +40,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Restart kubelet, not the containers; returns when it listens again."""
     logs: Callable[[str, str], Awaitable[str]]
     """(pod, container) → what the newest run printed."""
-    cdi_directory: Path | None
-    """Directory of the container runtime's CDI files; None where it does not support CDI."""
+    cdi_directory: Path
+    """Directory of the container runtime's CDI files."""
 
     # -- plugins
 

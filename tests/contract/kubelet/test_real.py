@@ -79,9 +79,7 @@ async def node(plane: ControlPlane, machine: RealNode) -> AsyncIterator[Node]:
             image=APP,
             restart=machine.restart_kubelet,
             logs=logs,
-            cdi_directory=(
-                machine.containerd.cdi_directory if machine.containerd.has_cdi else None
-            ),
+            cdi_directory=machine.containerd.cdi_directory,
         )
         for pod in (await client.list("pods", namespace))["items"]:
             body = {"gracePeriodSeconds": 0}
