@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.cluster import build
 from tests.cluster.needs import is_required
+from tests.cluster.releases import NAMES
 from tests.support.leaks import leaks_since, snapshot
 from tests.support.natsd import nats_server
 
@@ -47,8 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--plane",
         choices=("sim", "real"),
-        default=os.environ.get("HAMI_PLANE") or "sim",
-        help="control plane of the end-to-end tests",
+        help="control plane of the end-to-end tests (sim; with --kubernetes: real)",
+    )
+    parser.addoption(
+        "--kubernetes",
+        choices=NAMES,
+        help="release of the real control plane (the newest)",
     )
     parser.addoption(
         "--fresh",
@@ -64,10 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("--fresh"):
         settings.load_profile("fresh")
-    plane = config.getoption("--plane")
+    release = config.getoption("--kubernetes")
+    plane = config.getoption("--plane") or os.environ.get("HAMI_PLANE")
+    plane = plane or ("real" if release else "sim")
     os.environ["HAMI_PLANE"] = plane
     try:
-        found = build.build() if plane == "real" or is_required() else build.find()
+        if plane == "real" or is_required():
+            found: Path | None = build.build(release)
+            build.containerd()
+        else:
+            found = build.find(release)
     except build.BuildFailed as error:
         pytest.exit(f"no real control plane: {error}", returncode=3)
     if found is not None:

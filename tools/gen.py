@@ -29,6 +29,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the command table of docs/hamictl.md, from hamictl's help", "tools/gen_hamictl.py"),
     ("the tables of docs/import.md, from hamictl's table of HAMi's keys", "tools/gen_import.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
+    ("tested releases in docs/install.md, from the matrix of the tests", "tools/gen_releases.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )
 """Generated content, and the program that generates it."""

@@ -4,6 +4,7 @@
     ./dev test                     all gates, then all tiers
     ./dev test unit contract       these tiers, no gates
     ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
+    ./dev test e2e --kubernetes 1.34   on this release; without a tier all tests that use one
     ./dev test attack              hostile input and faults against the services
     ./dev test property --fresh    with new examples; --minutes 60 repeats that for an hour
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
@@ -12,8 +13,9 @@
 A gate is a recipe of the justfile's group "gate". A tier is one pytest run over tests/<tier>; all
 run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
-because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. It also names the versions of
-the tested platform. The last line counts tests, with failed gates among the failures.
+because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. They run on the newest release of
+``tests.cluster.releases``; older ones run what their role says. The summary also names the versions
+of the tested platform. The last line counts tests, with failed gates among the failures.
 
 Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
 passes then is reported as "flaked", by name, with its first failure printed above. More than
@@ -41,6 +43,7 @@ from hami_sim.kubernetes import Programs
 from hami_sim.natsd import find_nats_server
 from tests.cluster import build
 from tests.cluster.needs import REQUIRED, is_required
+from tests.cluster.releases import DEVICE_PLUGIN_TESTS, NAMES, RELEASES, Role, named
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
@@ -50,6 +53,8 @@ TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e
 
 REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
+OLDER = "older-real"
+"""The tests of an older release of Kubernetes."""
 DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
@@ -59,17 +64,18 @@ DEAL = {
     "attack": "loadfile",
     "e2e": "loadfile",
     REAL: "loadfile",
+    OLDER: "loadfile",
 }
 """Distribution of a tier's tests to one worker per core: singly, or by file where the fixtures of a
 file are expensive. Tests marked ``alone`` run afterwards, on one worker.
 """
-ORDER = {"e2e": ("--no-loadscope-reorder",), REAL: ("--no-loadscope-reorder",)}
+ORDER = dict.fromkeys(("e2e", REAL, OLDER), ("--no-loadscope-reorder",))
 """Tiers that define the order of their files; in others, files with the most tests come first."""
 ALONE = frozenset({"native"})
 """Tiers with tests marked ``alone``."""
 
 RUN_AGAIN = frozenset(
-    {"property", "contract", "native", "integration", "attack", "e2e", "e2e-real"}
+    {"property", "contract", "native", "integration", "attack", "e2e", REAL, OLDER}
 )
 """Tiers whose tests share the machine with real processes."""
 FLAKES_MOST = 3
@@ -77,7 +83,7 @@ FLAKES_MOST = 3
 FLAKES_OF_ALL_MOST = 5
 """Tests of a whole run that may be flaky."""
 
-RUNTIME = ("containerd", "runc")
+RUNTIME = ("runc",)
 VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
 VERSION_S = 60
 
@@ -108,6 +114,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gates", action="store_true")
     parser.add_argument("--plane", choices=("sim", "real"))
+    parser.add_argument("--kubernetes", choices=NAMES)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--minutes", type=float, default=0.0)
     options, rest = parser.parse_known_args(arguments)
@@ -115,23 +122,29 @@ def main(arguments: list[str]) -> int:
         outcomes = _run_gates()
         _print_table(outcomes, "gate")
         return 1 if any(outcome.failed for outcome in outcomes) else 0
+    release: str | None = options.kubernetes
     unknown = [argument for argument in rest if argument not in TIERS]
     if unknown:
         plane = ["--plane", options.plane] if options.plane else []
+        plane += ["--kubernetes", release] if release else []
         fresh = ["--fresh"] if options.fresh else []
         return subprocess.run([*_pytest(), *plane, *fresh, *rest], cwd=ROOT, check=False).returncode
     if options.fresh:
         return _run_fresh(rest or ["property"], minutes=options.minutes)
-    problem = _provide_cluster(required=options.plane == "real" or is_required())
+    required = options.plane == "real" or release is not None or is_required()
+    problem = _provide_cluster(release, required=required)
     gates = [] if rest else _run_gates()
     _build_native()
-    tiers = [_run_tier(name, plane=options.plane or "sim") for name in (rest or TIERS)]
+    plane = options.plane or ("real" if rest and release else "sim")
+    tiers = [_run_tier(name, plane=plane) for name in (rest or TIERS)]
     if not rest and options.plane is None:
         tiers.append(_run_real(problem))
+        if release is None:
+            tiers += _run_older(required=required)
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
     _print_skips(tiers)
-    _print_versions()
+    _print_versions(release)
     flaked = _print_flakes(tiers)
     failed = sum(outcome.failed for outcome in gates + tiers)
     failed += flaked if flaked > FLAKES_OF_ALL_MOST else 0
@@ -208,10 +221,15 @@ def _run_gate(name: str) -> Outcome:
     return Outcome(name=name, passed=int(is_good), failed=int(not is_good), seconds=seconds)
 
 
-def _provide_cluster(*, required: bool) -> str:
-    """Export the path of the real control plane's programs; else return the reason."""
+def _provide_cluster(release: str | None, *, required: bool) -> str:
+    """Export the path of the real control plane's programs; else return the reason.
+
+    ``required`` also builds the container runtime of the tests of a real node.
+    """
     try:
-        found = build.build() if required else build.find()
+        found = build.build(release) if required else build.find(release)
+        if required:
+            build.containerd()
     except build.BuildFailed as error:
         return f"the real control plane could not be built: {error}"
     if found is None:
@@ -223,10 +241,39 @@ def _provide_cluster(*, required: bool) -> str:
 def _run_real(problem: str) -> Outcome:
     if not problem:
         return _run_tier("e2e", plane="real")
+    return _missing(REAL, problem)
+
+
+def _missing(name: str, problem: str) -> Outcome:
+    """Report a real control plane that is missing: a failure where it is required."""
     if is_required():
-        print(f"{REAL}: {problem}", flush=True)
-        return Outcome(name=REAL, failed=1)
-    return Outcome(name=REAL, skipped=1, skip_reasons=Counter({problem: 1}))
+        print(f"{name}: {problem}", flush=True)
+        return Outcome(name=name, failed=1)
+    return Outcome(name=name, skipped=1, skip_reasons=Counter({problem: 1}))
+
+
+def _run_older(*, required: bool) -> list[Outcome]:
+    """Run the tests of all releases but the newest, each on its own control plane."""
+    outcomes = []
+    newest = os.environ.get(build.VARIABLE)
+    for release in RELEASES[:-1]:
+        if release.role is not Role.DEVICE_PLUGIN:
+            msg = f"Kubernetes {release.name}: an older release runs in {Role.DEVICE_PLUGIN}"
+            raise ValueError(msg)
+        name = f"real-{release.name}"
+        problem = _provide_cluster(release.name, required=required)
+        if problem:
+            outcomes.append(_missing(name, problem))
+            continue
+        print(f"\n--- {name}: {release.role}", flush=True)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        paths = [str(ROOT / path) for path in DEVICE_PLUGIN_TESTS]
+        outcome = _run_part(OLDER, name, ["--plane=real", *paths], [], is_alone=False)
+        outcome.name = name
+        outcomes.append(outcome)
+    if newest is not None:
+        os.environ[build.VARIABLE] = newest
+    return outcomes
 
 
 def _run_tier(folder_name: str, *, plane: str) -> Outcome:
@@ -369,14 +416,21 @@ def _print_flakes(outcomes: list[Outcome]) -> int:
     return len(flaked)
 
 
-def _print_versions() -> None:
+def _print_versions(release: str | None) -> None:
     versions = {"python": platform.python_version(), "nats-server": _version(find_nats_server())}
-    assets = os.environ.get(build.VARIABLE)
-    if assets:
-        versions |= Programs(Path(assets)).versions()
+    runtime = build.find_containerd()
+    if runtime is not None:
+        versions["containerd"] = _version(runtime / "containerd")
     versions |= {name: _version(path) for name in RUNTIME if (path := shutil.which(name))}
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    print(f"versions: {told}\n")
+    for one in RELEASES if release is None else [named(release)]:
+        programs = build.find(one.name)
+        if programs is not None:
+            versions |= {
+                f"{one.name} {name}": version
+                for name, version in Programs(programs).versions().items()
+            }
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(f"versions: {listed}\n")
 
 
 def _version(program: str | Path) -> str:

@@ -62,7 +62,7 @@ class Program:
     requirements: Path
     """Its go.mod, with go.sum beside it."""
     package: str = "."
-    """What to build: the module's own main.go, or ``tool`` for the tools of go.mod."""
+    """Argument of ``go build``: the module's main.go, or ``tool`` for the tools of go.mod."""
     makes: tuple[str, ...]
     """Names of the resulting programs."""
     calls: tuple[str, ...] = ()
@@ -166,6 +166,11 @@ def find_containerd() -> Path | None:
 def containerd() -> Path:
     """Directory of containerd, its shim and ctr, after building them if needed."""
     return build_program(_containerd())
+
+
+def containerd_version() -> str:
+    """The version of containerd that the nodes of the tests run."""
+    return _containerd().version
 
 
 def find_coredns() -> Path | None:

@@ -2,10 +2,12 @@
 """Lists the Kubernetes releases that the tests run on; everything else derives from this list.
 
 A release is a folder of ``programs/kubernetes`` with the requirements of its build, which also name
-its exact version. To add one, add that folder and a line here.
+its exact version. To add one, add that folder and a line here, and run ``./dev gen``. Printed by
+``python -m tests.cluster.releases``; needs only the standard library.
 """
 
 import re
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,10 +17,25 @@ PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 
 
 class Role(StrEnum):
-    """Which of the end-to-end tests continuous integration runs on a release."""
+    """Tests that continuous integration runs on a release."""
 
     EVERYTHING = "everything"
+    """All tests that use a real control plane."""
     DEVICE_PLUGIN = "device-plugin mode"
+    """``DEVICE_PLUGIN_TESTS``."""
+
+
+DEVICE_PLUGIN_TESTS: Final = (
+    "tests/contract/kubeapi/test_real.py",
+    "tests/contract/kubelet/test_real.py",
+    "tests/contract/kubescheduler/test_real.py",
+    "tests/e2e/test_deploy.py",
+    "tests/e2e/test_life.py",
+    "tests/e2e/test_pending_causes.py",
+    "tests/e2e/test_real_node.py",
+)
+"""Parts that a release can break: the contracts with API server, kube-scheduler and kubelet, admission of
+the manifests, one pod's life, reasons of pending pods, and identity of pods on a real node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +89,14 @@ def required_version(requirements: Path, module: str) -> str:
         msg = f"{requirements} requires no {module}"
         raise ValueError(msg)
     return found[1]
+
+
+def main() -> int:
+    """Print the releases, one per line; the exit code."""
+    for release in RELEASES:
+        print(f"{release.version} (etcd {release.etcd_version}): {release.role}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

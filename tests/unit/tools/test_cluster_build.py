@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def test_go_in_path_must_be_as_new_as_the_program_requires(
 ) -> None:
     old = tmp_path / "old"
     monkeypatch.setenv("PATH", go(old, "touch $0.used; exit 1", version="1.25.9"))
-    monkeypatch.setattr(build.sys, "executable", "/bin/false")  # the wheel cannot be fetched
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # the wheel cannot be fetched
     with pytest.raises(build.BuildFailed, match=r"install Go 1\.26\.3 or newer"):
         build.containerd()
     assert not (old / "go.used").exists()
