@@ -2,10 +2,11 @@
 """Runs etcd, kube-apiserver, kube-controller-manager and kube-scheduler as one cluster would.
 
 TLS everywhere, Node and RBAC authorization, the default admission plugins and NodeRestriction, an
-audit log, service account tokens, the aggregation layer's certificates. All listen on 127.0.0.1.
-Each is a process of its own that tests can kill, freeze and start again on the same ports and
-store. Differences from a production cluster: one replica without leader election, an etcd that does
-not wait for the disk, and no kube-proxy, so webhooks are reached by URL.
+audit log, service account tokens, the aggregation layer's certificates. All listen on one address,
+127.0.0.1 by default. Each is a process of its own that tests can kill, freeze and start again on
+the same ports and store. Differences from a production cluster: one replica without leader
+election, an etcd that does not wait for the disk, and no kube-proxy, so webhooks are reached by URL
+unless the caller runs a kube-proxy beside it.
 """
 
 import logging
@@ -50,11 +51,19 @@ _log = logging.getLogger(__name__)
 class ControlPlane:
     """One control plane; made by ``run_control_plane``."""
 
-    def __init__(self, directory: Path, found: Programs) -> None:
-        """Keep all files below ``directory``; run the programs ``found``."""
+    def __init__(
+        self, directory: Path, found: Programs, *, host: str = HOST, within: Sequence[str] = ()
+    ) -> None:
+        """Keep all files below ``directory``; run the programs ``found``.
+
+        ``host``: address of all servers. ``within``: start of the command lines of all programs,
+        for example ``nsenter`` into the network namespace that has this address.
+        """
         self.directory = directory
         self.programs = found
-        self.pki = Pki(directory / "pki")
+        self.host = host
+        self._within = tuple(within)
+        self.pki = Pki(directory / "pki", host=host)
         self.processes: dict[str, Process] = {}
         """``etcd``, ``kube-apiserver``, ``kube-controller-manager`` and, once it was added,
         ``kube-scheduler``."""
@@ -74,7 +83,7 @@ class ControlPlane:
     @property
     def url(self) -> str:
         """Base URL of the API server."""
-        return f"https://{HOST}:{self.ports[programs.APISERVER]}"
+        return f"https://{self.host}:{self.ports[programs.APISERVER]}"
 
     @property
     def kubeconfig(self) -> Path:
@@ -132,7 +141,7 @@ class ControlPlane:
     def _add(self, name: str, arguments: Sequence[str]) -> Process:
         process = Process(
             name,
-            [self.programs.path(name), *arguments],
+            [*self._within, self.programs.path(name), *arguments],
             log=self.directory / "logs" / f"{name}.log",
             # Go takes as many threads as it finds cores; the collector may work less often here.
             env={"GOGC": "200"},
@@ -141,8 +150,8 @@ class ControlPlane:
         return process
 
     def _add_etcd(self) -> Process:
-        client = f"https://{HOST}:{self.ports[programs.ETCD]}"
-        peer = f"http://{HOST}:{self.ports['etcd-peer']}"
+        client = f"https://{self.host}:{self.ports[programs.ETCD]}"
+        peer = f"http://{self.host}:{self.ports['etcd-peer']}"
         return self._add(
             programs.ETCD,
             [
@@ -169,15 +178,15 @@ class ControlPlane:
         return self._add(
             programs.APISERVER,
             [
-                f"--bind-address={HOST}",
-                f"--advertise-address={HOST}",
+                f"--bind-address={self.host}",
+                f"--advertise-address={self.host}",
                 f"--secure-port={self.ports[programs.APISERVER]}",
-                # The Service "kubernetes" has no endpoints: a loopback address would be refused.
-                "--endpoint-reconciler-type=none",
+                # The Service "kubernetes" may not have a loopback address as an endpoint.
+                f"--endpoint-reconciler-type={'none' if self.host == HOST else 'lease'}",
                 f"--tls-cert-file={pki('apiserver.crt')}",
                 f"--tls-private-key-file={pki('apiserver.key')}",
                 f"--client-ca-file={pki('ca.crt')}",
-                f"--etcd-servers=https://{HOST}:{self.ports[programs.ETCD]}",
+                f"--etcd-servers=https://{self.host}:{self.ports[programs.ETCD]}",
                 f"--etcd-cafile={pki('etcd-ca.crt')}",
                 f"--etcd-certfile={pki('apiserver-etcd-client.crt')}",
                 f"--etcd-keyfile={pki('apiserver-etcd-client.key')}",
@@ -213,7 +222,7 @@ class ControlPlane:
         return self._add(
             programs.CONTROLLERS,
             [
-                f"--bind-address={HOST}",
+                f"--bind-address={self.host}",
                 f"--secure-port={self.ports[programs.CONTROLLERS]}",
                 f"--kubeconfig={kubeconfig}",
                 f"--authentication-kubeconfig={kubeconfig}",
@@ -239,11 +248,19 @@ class ControlPlane:
             kubeconfig, extender_url=extender_url, backoff_s=backoff_s
         )
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return self._add_scheduler(kubeconfig, f"--config={path}")
+
+    def add_default_scheduler(self) -> Process:
+        """Set up the cluster's own kube-scheduler, without an extender; the caller starts it."""
+        kubeconfig = self.kubeconfig_for("system:kube-scheduler")
+        return self._add_scheduler(kubeconfig, f"--kubeconfig={kubeconfig}", "--leader-elect=false")
+
+    def _add_scheduler(self, kubeconfig: Path, *arguments: str) -> Process:
         return self._add(
             programs.SCHEDULER,
             [
-                f"--config={path}",
-                f"--bind-address={HOST}",
+                *arguments,
+                f"--bind-address={self.host}",
                 f"--secure-port={self.ports[programs.SCHEDULER]}",
                 f"--authentication-kubeconfig={kubeconfig}",
                 f"--authorization-kubeconfig={kubeconfig}",
@@ -305,15 +322,15 @@ class ControlPlane:
         if name == programs.ETCD:
             return await self._answers(f"{self.url}/readyz/etcd")
         path = "readyz" if name == programs.APISERVER else "healthz"
-        return await self._answers(f"https://{HOST}:{self.ports[name]}/{path}")
+        return await self._answers(f"https://{self.host}:{self.ports[name]}/{path}")
 
     async def is_scheduler_ready(self) -> bool:
         """Return true if kube-scheduler has synced its caches."""
-        return await self._answers(f"https://{HOST}:{self.ports[programs.SCHEDULER]}/readyz")
+        return await self._answers(f"https://{self.host}:{self.ports[programs.SCHEDULER]}/readyz")
 
     async def scheduler_metrics(self) -> str:
         """Return kube-scheduler's metrics in Prometheus' text format."""
-        url = f"https://{HOST}:{self.ports[programs.SCHEDULER]}/metrics"
+        url = f"https://{self.host}:{self.ports[programs.SCHEDULER]}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
             response.raise_for_status()
             return await response.text()

@@ -35,9 +35,10 @@ SERVER_NAMES: Final = (
 class Pki:
     """The files below one directory; ``make`` writes them."""
 
-    def __init__(self, directory: Path) -> None:
-        """Keep everything in ``directory``."""
+    def __init__(self, directory: Path, *, host: str = HOST) -> None:
+        """Keep everything in ``directory``; ``host``: further address of the servers."""
         self.directory = directory
+        self._hosts = tuple(dict.fromkeys((host, HOST)))
         self._cluster: CertificateAuthority | None = None
 
     def file(self, name: str) -> str:
@@ -59,7 +60,8 @@ class Pki:
         self._cluster = cluster
         front = self._authority("front-proxy-ca", "front-proxy-ca")
         etcd = self._authority("etcd-ca", "etcd-ca")
-        self._pair(cluster, "apiserver", SERVER_NAMES, "kube-apiserver")
+        names = tuple(dict.fromkeys((*self._hosts, *SERVER_NAMES)))
+        self._pair(cluster, "apiserver", names, "kube-apiserver")
         self._pair(
             cluster,
             "apiserver-kubelet-client",
@@ -68,7 +70,7 @@ class Pki:
             ("kubeadm:cluster-admins",),
         )
         self._pair(front, "front-proxy-client", (), "front-proxy-client")
-        self._pair(etcd, "etcd-server", (HOST, "localhost"), "etcd")
+        self._pair(etcd, "etcd-server", (*self._hosts, "localhost"), "etcd")
         self._pair(etcd, "apiserver-etcd-client", (), "kube-apiserver-etcd-client")
         accounts = new_key()
         write_secret(self.directory / "sa.key", key_pem(accounts))
