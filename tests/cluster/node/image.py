@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the container images of the real node from one static busybox, so that nothing is pulled.
+"""Makes the container images of the real node from programs of this machine; nothing is pulled.
 
 An image is an OCI layout in a tar file, as ``ctr images import`` takes it: one layer, no
-compression, every time stamp zero, so the same busybox gives the same digests. Names carry no
+compression, every time stamp zero, so the same programs give the same digests. Names carry no
 registry. Obeys: OCI image specification 1.0.
 """
 
@@ -12,9 +12,11 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 APP = "localhost/hami/app:1"
 """Has sh and the other applets of busybox in /bin."""
@@ -37,14 +39,34 @@ def find_busybox() -> Path | None:
     return path if b"ld-linux" not in path.read_bytes()[:4096] else None
 
 
-def write_images(busybox: Path, path: Path) -> None:
-    """Write both images into one tar file."""
-    layer = _layer(busybox)
-    blobs: dict[str, bytes] = {}
-    manifests = [
-        _image(blobs, layer, name=APP, command=["/bin/sh"]),
-        _image(blobs, layer, name=PAUSE, command=["/bin/sleep", "infinity"]),
+class Image(Struct, frozen=True, kw_only=True):
+    """One image of a single layer."""
+
+    name: str
+    files: Mapping[str, bytes]
+    """Contents of programs by path without a leading slash; all are executable."""
+    links: Mapping[str, str] = {}
+    """Targets of symbolic links by path."""
+    command: Sequence[str]
+    is_entrypoint: bool = False
+    """A pod's ``args`` are appended to ``command``, else they replace it."""
+
+
+def busybox_images(busybox: Path) -> list[Image]:
+    """Return ``APP`` and ``PAUSE``."""
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
+    files = {"bin/busybox": busybox.read_bytes(), "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n"}
+    links = {f"bin/{name}": "busybox" for name in applets.stdout.split() if name != "busybox"}
+    return [
+        Image(name=APP, files=files, links=links, command=["/bin/sh"]),
+        Image(name=PAUSE, files=files, links=links, command=["/bin/sleep", "infinity"]),
     ]
+
+
+def write_images(path: Path, images: Sequence[Image]) -> None:
+    """Write images into one tar file."""
+    blobs: dict[str, bytes] = {}
+    manifests = [_image(blobs, image) for image in images]
     index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": manifests}
     with tarfile.open(path, "w") as archive:
         _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
@@ -53,13 +75,13 @@ def write_images(busybox: Path, path: Path) -> None:
             _add(archive, f"blobs/sha256/{digest}", blob)
 
 
-def _image(
-    blobs: dict[str, bytes], layer: bytes, *, name: str, command: Sequence[str]
-) -> dict[str, Any]:
+def _image(blobs: dict[str, bytes], image: Image) -> dict[str, Any]:
+    layer = _layer(image)
+    program = "Entrypoint" if image.is_entrypoint else "Cmd"
     config = {
         "architecture": _architecture(),
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": ["PATH=/bin:/usr/bin"]},
+        "config": {program: list(image.command), "Env": ["PATH=/bin:/usr/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
     }
     manifest = {
@@ -71,8 +93,8 @@ def _image(
     return {
         **_put(blobs, json.dumps(manifest).encode(), _MANIFEST),
         "annotations": {
-            "io.containerd.image.name": name,
-            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            "io.containerd.image.name": image.name,
+            "org.opencontainers.image.ref.name": image.name.rpartition(":")[2],
         },
         "platform": {"architecture": _architecture(), "os": "linux"},
     }
@@ -84,21 +106,20 @@ def _architecture() -> str:
     return words.get(machine.stdout.strip(), machine.stdout.strip())
 
 
-def _layer(busybox: Path) -> bytes:
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
+def _layer(image: Image) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as layer:
-        for name in _DIRECTORIES:
+        above = {str(parent) for path in image.files for parent in Path(path).parents}
+        for name in sorted({*_DIRECTORIES, *above} - {"."}):
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             layer.addfile(entry)
-        _add(layer, "bin/busybox", busybox.read_bytes(), mode=0o755)
-        _add(layer, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
-        for name in applets.stdout.split():
-            if name != "busybox":
-                entry = tarfile.TarInfo(f"bin/{name}")
-                entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                layer.addfile(entry)
+        for name, content in image.files.items():
+            _add(layer, name, content, mode=0o755)
+        for name, target in image.links.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            layer.addfile(entry)
     return data.getvalue()
 
 

@@ -10,10 +10,12 @@
 
 ``directory`` needs a short path, for it holds unix sockets. Kubelet runs with its defaults, save
 that it never evicts, tolerates swap and cgroup version 1, and leaves firewall and sysctls of this
-machine alone. On exit every process, mount, cgroup and network device of the node is gone.
+machine alone. With ``NodeSpec.network`` the node has a network of its own and cannot write outside
+of ``directory``. On exit every process, mount, cgroup and network device of the node is gone.
 """
 
 import json
+import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -28,10 +30,12 @@ from msgspec import Struct
 from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.cluster.node.containerd import SOCKET, Containerd
+from tests.cluster.node.image import Image
 from tests.cluster.node.space import Space
 
 START_S = 60.0
 _STATIC_PODS = "manifests"
+_POD_VOLUME = re.compile(r"/kubelet/pods/([0-9a-f-]{36})/")
 
 
 class NodeSpec(Struct, frozen=True, kw_only=True):
@@ -50,6 +54,14 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     devices: tuple[str, ...] = ()
     """Names of device nodes in the node's /dev; no driver is behind them."""
+    network: Path | None = None
+    """File of the network namespace of a contained node."""
+    address: str = ""
+    """The node's address; empty: one of this machine."""
+    runtimes: Mapping[str, Path] = {}
+    """OCI runtimes by the name of their handler, in addition to runc."""
+    images: tuple[Image, ...] = ()
+    """Images that the node has from the start, beside those of busybox."""
 
 
 class RealNode:
@@ -59,8 +71,12 @@ class RealNode:
         self.spec = spec
         self.name = spec.name
         self.directory = directory
-        self.space = Space(directory, devices=spec.devices)
-        self.containerd = Containerd(self.space)
+        self.space = Space(directory, devices=spec.devices, network=spec.network)
+        self.containerd = Containerd(
+            self.space,
+            runtimes=spec.runtimes,
+            images=spec.images,
+        )
         self.kubelet: Process | None = None
         self.port = 0
         self.static_pods = directory / _STATIC_PODS
@@ -96,7 +112,7 @@ class RealNode:
             "--kubeconfig",
             self.spec.kubeconfig,
             *("--hostname-override", self.name),
-            *("--node-ip", _address()),
+            *("--node-ip", self.spec.address or _address()),
             "--cert-dir",
             self.directory / "pki",
             *("--node-labels", ",".join(f"{k}={v}" for k, v in self.spec.labels.items())),
@@ -127,6 +143,11 @@ class RealNode:
         """Restart kubelet; returns when it listens again."""
         await self.kill_kubelet()
         await self.start_kubelet()
+
+    async def restart_containerd(self) -> None:
+        """Restart containerd as an update of its package does; containers go on."""
+        await self.containerd.stop()
+        await self.containerd.start()
 
     async def cut_power(self) -> None:
         """End everything at once; data in memory is lost."""
@@ -172,6 +193,18 @@ class RealNode:
         )
         rows = [line.split() for line in listed.stdout.splitlines()[1:]]
         return {row[0]: int(row[1]) for row in rows if row[2] == "RUNNING"}
+
+    def container_mounts(self) -> list[tuple[str, str]]:
+        """(uid of the pod, mounts as /proc shows them) of each running container with volumes."""
+        found = []
+        for pid in self.container_pids().values():
+            try:
+                mounts = (self.space.seen(Path("/proc")) / str(pid) / "mountinfo").read_text()
+            except OSError:
+                continue
+            if (pod := _POD_VOLUME.search(mounts)) is not None:
+                found.append((pod[1], mounts))
+        return found
 
     def _configure(self) -> None:
         authentication: dict[str, Any] = {"anonymous": {"enabled": False}}

@@ -4,7 +4,9 @@
 Everything of the node (kubelet, containerd, shims, containers) lives in one process namespace. Its
 end is the node's power switch: the kernel kills all, and all mounts vanish with the mount
 namespace. In it the node's own directories stand at kubelet's usual places, because kubelet's
-device plugin directory is fixed. The network is this machine's. Needs root.
+device plugin directory is fixed. The network is this machine's, or a namespace that the caller
+made. A contained node also has its own /etc, /var/lib, /tmp and /run and cannot write anywhere else
+on this machine's root file system. Needs root.
 """
 
 import os
@@ -30,6 +32,14 @@ _END_S = 20.0
 _HOLD = """
 trap '' CHLD
 set -e
+if [ "$4" = contained ]; then
+    mkdir -p "$1/etc" "$1/etc.work" "$1/lib/kubelet"
+    mount --bind "$1" "$1"
+    mount -t overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc.work" etc /etc
+    mount --bind "$1/lib" /var/lib
+    mount -t tmpfs -o mode=1777 tmp /tmp
+    mount -o remount,bind,ro /
+fi
 mkdir -p /var/lib/kubelet
 mount --bind "$1/kubelet" /var/lib/kubelet
 mount --make-rshared /var/lib/kubelet
@@ -73,13 +83,24 @@ _DIE_WITH_NSENTER = (
 class Space:
     """The namespaces of one node; ``start`` again after ``kill`` is a reboot."""
 
-    def __init__(self, directory: Path, *, devices: Sequence[str] = ()) -> None:
-        """Keep all below ``directory``; ``devices`` are names in /dev, without a driver behind."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        devices: Sequence[str] = (),
+        network: Path | None = None,
+    ) -> None:
+        """Keep all below ``directory``; ``devices`` are names in /dev, without a driver behind.
+
+        ``network``: file of a network namespace. With it the node is contained; ``directory`` must
+        then be outside of /tmp, and of the file system of /etc.
+        """
         self.directory = directory
         self._devices = tuple(devices)
+        self._network = network
         self.cgroup = f"hami-{uuid4().hex[:8]}"
         self._holder: subprocess.Popen[bytes] | None = None
-        self._init_pid = 0
+        self.init_pid = 0
         for name in ("kubelet", "log", "logs"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
@@ -87,6 +108,15 @@ class Space:
     def kubelet_directory(self) -> Path:
         """Kubelet's root directory as it is seen from outside."""
         return self.directory / "kubelet"
+
+    @property
+    def is_contained(self) -> bool:
+        """True if the node has a network, /etc and /var/lib of its own."""
+        return self._network is not None
+
+    def seen(self, path: Path) -> Path:
+        """Path of a running node's file, as this machine sees it."""
+        return Path(f"/proc/{self.init_pid}/root") / path.relative_to("/")
 
     async def start(self) -> None:
         """Make the namespaces, with another boot id, and the node's cgroups."""
@@ -96,10 +126,12 @@ class Space:
         unshare = shutil.which("unshare") or "unshare"
         shell = shutil.which("sh") or "/bin/sh"
         argv = [
+            *self._enter_network(),
             *(unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
             *("--mount-proc", shell, "-c", _HOLD, "node", str(self.directory)),
             " ".join(self._devices),
             str(DEVICE_MAJOR),
+            "contained" if self._network else "",
         ]
         with (self.directory / "logs" / "space.log").open("ab") as log:
             self._holder = subprocess.Popen(
@@ -117,23 +149,23 @@ class Space:
                     raise RuntimeError(msg)
                 await anyio.sleep(0.01)
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text()
-        self._init_pid = int(children.split()[0])
-        for directory in self._cgroups():
+        self.init_pid = int(children.split()[0])
+        for directory in _cgroups(self.cgroup):
             directory.mkdir(exist_ok=True)
 
     def command(self, argv: Sequence[str | Path]) -> list[str]:
         """Command line that runs ``argv`` as a process of the node, killed with its runner."""
-        program = shutil.which(str(argv[0])) or str(argv[0])
         return [
-            *(shutil.which("nsenter") or "nsenter", "-t", str(self._init_pid), "-m", "-p", "--"),
-            *(sys.executable, "-I", "-S", "-c", _DIE_WITH_NSENTER, program, *map(str, argv[1:])),
+            *(_nsenter(), "-t", str(self.init_pid), "-m", "-n", "-p", "--"),
+            *(sys.executable, "-I", "-S", "-c", _DIE_WITH_NSENTER, *_located(argv)),
         ]
 
     def look_command(self, argv: Sequence[str | Path]) -> list[str]:
         """Command line that runs ``argv`` with the node's mounts as a process of this machine."""
-        program = shutil.which(str(argv[0])) or str(argv[0])
-        nsenter = shutil.which("nsenter") or "nsenter"
-        return [nsenter, "-t", str(self._init_pid), "-m", "--", program, *map(str, argv[1:])]
+        return [_nsenter(), "-t", str(self.init_pid), "-m", "-n", "--", *_located(argv)]
+
+    def _enter_network(self) -> list[str]:
+        return [_nsenter(), f"--net={self._network}", "--"] if self._network else []
 
     async def kill(self) -> None:
         """Cut the power: every process of the node ends, its mounts and cgroups are gone."""
@@ -142,18 +174,33 @@ class Space:
         if self._holder.poll() is None:
             self._holder.send_signal(signal.SIGKILL)
         with anyio.move_on_after(_END_S, shield=True):
-            while self._holder.poll() is None or _lives(self._init_pid):
+            while self._holder.poll() is None or _lives(self.init_pid):
                 await anyio.sleep(0.01)
         self._holder = None
-        for directory in self._cgroups():
-            _remove_cgroup(directory)
+        remove_cgroups(self.cgroup)
 
-    def _cgroups(self) -> list[Path]:
-        """This node's cgroup in every hierarchy: one for version 2, one per controller before."""
-        if (CGROUPS / "cgroup.controllers").exists():
-            return [CGROUPS / self.cgroup]
-        roots = {root.resolve() for root in CGROUPS.iterdir() if (root / "cgroup.procs").exists()}
-        return [root / self.cgroup for root in sorted(roots)]
+
+def _located(argv: Sequence[str | Path]) -> list[str]:
+    """``argv`` with the path of its program."""
+    return [*(shutil.which(str(word)) or str(word) for word in argv[:1]), *map(str, argv[1:])]
+
+
+def _nsenter() -> str:
+    return shutil.which("nsenter") or "nsenter"
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove a node's cgroups; its processes must have been killed."""
+    for directory in _cgroups(name):
+        _remove_cgroup(directory)
+
+
+def _cgroups(name: str) -> list[Path]:
+    """A node's cgroup in every hierarchy: one for version 2, one per controller before."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS / name]
+    roots = {root.resolve() for root in CGROUPS.iterdir() if (root / "cgroup.procs").exists()}
+    return [root / name for root in sorted(roots)]
 
 
 def _lives(pid: int) -> bool:
