@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./dev cluster``: a real control plane on this machine, for people.
+"""``./dev cluster``: a real control plane, or a whole cluster of one node, for people.
 
     ./dev cluster up [--dir DIR] [--extender-url URL]   start it, print its kubeconfig
     ./dev cluster status [--dir DIR] [--json]           versions and health; exit 1 when not well
     ./dev cluster down [--dir DIR]                      end what `up` started, and nothing else
+    ./dev cluster up --node                             a cluster of one real node, without HAMi
     ./dev cluster build                                 only build the programs, print the places
 
 `up` and `build` take the newest tested release of Kubernetes, or the one of `--kubernetes`. State
-is kept below DIR, by default in the user's cache; objects survive `down` and `up`, but etcd refuses
-the state of a newer release. One process holds all others and writes ``state.json``; `down` ends
-that process only if its start time is the recorded one. `up` on a running cluster prints what runs.
-These are commands for people, so they print.
+is kept below DIR, by default in the user's cache. Objects of a control plane survive `down` and
+`up`, but etcd refuses the state of a newer release; of a cluster with a node `down` leaves nothing.
+One process holds all others and writes ``state.json``; `down` ends that process only if its start
+time is the recorded one. `up` on a running cluster prints what runs. These are commands for people,
+so they print.
 """
 
 import argparse
 import fcntl
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +32,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import psutil
 
 from hami_common.errors import HamiError
 from hami_sim.kubernetes import ControlPlane, Programs, run_control_plane
 from hami_sim.kubernetes.programs import SCHEDULER, VARIABLE
 from tests.cluster import build
+from tests.cluster.node.node import base
+from tests.cluster.node.space import remove_cgroups
 from tests.cluster.releases import NAMES
+from tests.cluster.site import parts
+from tests.cluster.site.reach import Reach
+from tests.cluster.site.site import Site, run_site
 
 STATE = "state.json"
 UP_S = 240.0
@@ -79,26 +90,39 @@ class Held:
             yield
 
 
-def up(held: Held, extender_url: str, release: str | None = None) -> int:
+def up(
+    held: Held, extender_url: str, release: str | None = None, *, with_node: bool = False
+) -> int:
     """Start the cluster unless it runs; the exit code."""
     with held.one_at_a_time():
         state = held.state()
         if state is None:
-            state = _start(held, extender_url, release)
+            _remove_leftovers(held)
+            state = _start(held, extender_url, release, with_node=with_node)
         if state is None:
             return 1
     say(f"API server  {state['url']}")
     say(f"kubectl     {state['kubectl']} --kubeconfig {state['kubeconfig']} get nodes")
     say(f"KUBECONFIG  {state['kubeconfig']}")
+    if "site" in state:
+        reach = msgspec.convert(state["site"]["reach"], Reach)
+        say(f"node        {shlex.join([*reach.on_node, 'sh'])}")
+        say(f"images      {shlex.join([*reach.ctr, 'images', 'list'])}")
     return 0
 
 
-def _start(held: Held, extender_url: str, release: str | None) -> Document | None:
+def _start(
+    held: Held, extender_url: str, release: str | None, *, with_node: bool
+) -> Document | None:
     programs = build.build(release)
+    if with_node:
+        parts.built(release)
     (held.directory / STATE).unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.cluster", "hold", "--dir", str(held.directory)]
     if extender_url:
         command += ["--extender-url", extender_url]
+    if with_node:
+        command += ["--node"]
     with held.log.open("ab") as log:
         child = subprocess.Popen(
             command,
@@ -137,18 +161,52 @@ async def hold(held: Held, extender_url: str) -> None:
             (held.directory / STATE).unlink(missing_ok=True)
 
 
-def _write_state(held: Held, plane: ControlPlane) -> None:
+async def hold_site(held: Held) -> None:
+    """Hold a cluster with a node until SIGTERM."""
+    with (
+        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        tempfile.TemporaryDirectory(prefix="hami-site-", dir=base()) as directory,
+    ):
+        site = Site(parts.built(), Path(directory))
+        async with run_site(site):
+            _write_state(held, site.plane, site)
+            async for _ in signals:
+                break
+            (held.directory / STATE).unlink(missing_ok=True)
+
+
+def _remove_leftovers(held: Held) -> None:
+    """Remove what a killed holder of a node left: its processes are gone, files are not."""
+    try:
+        state = json.loads((held.directory / STATE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return
+    if "site" in state:
+        shutil.rmtree(state["site"]["directory"], ignore_errors=True)
+        remove_cgroups(state["site"]["cgroup"])
+    (held.directory / STATE).unlink(missing_ok=True)
+
+
+def _write_state(held: Held, plane: ControlPlane, site: Site | None = None) -> None:
     mine = psutil.Process()
     state = {
         "pid": mine.pid,
         "started_s": mine.create_time(),
         "url": plane.url,
+        "host": plane.host,
+        "plane": str(plane.directory),
         "kubeconfig": str(plane.kubeconfig),
         "kubectl": plane.programs.path("kubectl"),
         "programs": str(plane.programs.directory),
         "ports": plane.ports,
         "pids": {name: process.pid for name, process in plane.processes.items()},
     }
+    if site is not None:
+        state["site"] = {
+            "directory": str(site.directory),
+            "cgroup": site.node.space.cgroup,
+            "reach": msgspec.to_builtins(site.reach),
+        }
     unfinished = held.directory / f"{STATE}.new"
     unfinished.write_text(json.dumps(state, indent=2), encoding="utf-8")
     unfinished.replace(held.directory / STATE)
@@ -159,6 +217,7 @@ def down(held: Held) -> int:
     with held.one_at_a_time():
         state = held.state()
         if state is None:
+            _remove_leftovers(held)
             say("no cluster runs there")
             return 0
         process = psutil.Process(state["pid"])
@@ -178,7 +237,8 @@ def status(held: Held, *, as_json: bool) -> int:
     if state is None:
         say(json.dumps({"running": False}) if as_json else "no cluster runs there")
         return 1
-    plane = ControlPlane(held.directory, Programs(Path(state["programs"])))
+    programs = Programs(Path(state["programs"]))
+    plane = ControlPlane(Path(state["plane"]), programs, host=state["host"])
     plane.ports.update(state["ports"])
     versions = plane.programs.versions()
 
@@ -209,13 +269,14 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR")
     parser.add_argument("--extender-url", default="", help="our scheduler, for kube-scheduler")
     parser.add_argument("--kubernetes", choices=NAMES, help="release (the newest)")
+    parser.add_argument("--node", action="store_true", help="with a real node, DNS and storage")
     parser.add_argument("--json", action="store_true", help="status as one JSON document")
     options = parser.parse_args()
     held = Held(options.dir.resolve())
     try:
         match options.command:
             case "up":
-                return up(held, options.extender_url, options.kubernetes)
+                return up(held, options.extender_url, options.kubernetes, with_node=options.node)
             case "down":
                 return down(held)
             case "status":
@@ -224,6 +285,9 @@ def main() -> int:
                 say(f"kubernetes  {build.build(options.kubernetes)}")
                 say(f"containerd  {build.containerd()}")
                 say(f"coredns     {build.coredns()}")
+                return 0
+            case _ if options.node:
+                anyio.run(hold_site, held)
                 return 0
             case _:
                 anyio.run(hold, held, options.extender_url)

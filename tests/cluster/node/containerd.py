@@ -95,7 +95,8 @@ class Containerd:
 
     def ctr(self, *arguments: str) -> list[str]:
         """Command line of ``ctr`` for kubelet's images and containers on this node."""
-        command = [self._programs / "ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments]
+        program = str(self._programs / "ctr")
+        command = [program, "--address", SOCKET, "--namespace", "k8s.io", *arguments]
         return self._space.look_command(command)
 
     async def _ctr(self, *arguments: str) -> bool:
