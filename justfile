@@ -130,6 +130,12 @@ demo *args:
 build name *args:
     @shift; python -m "tools.build_{{ name }}" "$@"
 
+# build all images as OCI archives: --out DIR [--base NAME@DIGEST] [--platform linux/arm64] [--only NAME…]
+[group('build')]
+[no-exit-message]
+images *args:
+    @python -m tools.images "$@"
+
 # pin the images of deploy/kustomize/overlays/prod by digest: IMAGE=NAME:TAG[@DIGEST|,ARCHIVE] …
 [group('build')]
 [no-exit-message]

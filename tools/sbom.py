@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes bills of materials (CycloneDX 1.6, JSON) from the pinned requirements.
+"""Writes bills of materials (CycloneDX 1.6, JSON) from the pinned requirements, and of images.
 
     python -m tools.sbom --out DIR
 
-``hami-images.cdx.json`` lists the common content of all images: our packages and those of
-
+``hami-images.cdx.json`` lists the Python packages of all images together: ours and those of
 requirements/runtime.txt. ``hami-build.cdx.json`` lists the packages that build
 and test them, those of requirements/dev.txt. A package has every SHA-256 that its pin
 allows, one per published file, as an installation with ``--require-hashes`` checks them. With
-``SOURCE_DATE_EPOCH`` (Unix seconds) equal sources give equal bytes. Packages of a base image are
-not in them: scan the built image for those (docs/supply-chain.md).
+``SOURCE_DATE_EPOCH`` (Unix seconds) equal sources give equal bytes. ``bill_of_image`` lists the
+packages that were found in one built image, Debian's included; tools/images calls it.
 """
 
 import argparse
@@ -18,9 +17,10 @@ import os
 import sys
 import tomllib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
 from cyclonedx.model.bom import Bom
@@ -28,6 +28,7 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.license import LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 from hami_common.runtime.clock import SystemClock
 from tools.pins import Pin, parse_pins
@@ -37,6 +38,17 @@ FILES = {"hami-images": "runtime", "hami-build": "dev"}
 """By name of the bill: the set of requirements that it lists."""
 SIMULATOR = "hami-sim"
 """The one package of ours that is in no image."""
+
+
+class Package(NamedTuple):
+    """One package or program that was found in an image."""
+
+    kind: str
+    """``deb``, ``pypi``, or ``file`` for a program that no package's record describes."""
+    name: str
+    version: str
+    detail: str = ""
+    """Architecture of a Debian package; SHA-256 of a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +77,55 @@ def bill(name: str, *, at: datetime) -> str:
     bom.metadata.timestamp = at
     bom.register_dependency(subject, [*members, *packages])
     return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+
+
+def bill_of_image(reference: str, digest: str, found: Sequence[Package], *, at: datetime) -> str:
+    """Bill of what was found in one image, as JSON."""
+    name, _, tag = reference.rpartition(":")
+    subject = Component(
+        name=name,
+        type=ComponentType.CONTAINER,
+        version=tag,
+        bom_ref=f"{name}@{digest}",
+        purl=PackageURL(
+            type="oci",
+            name=name.rpartition("/")[2],
+            version=digest,
+            qualifiers={"repository_url": name, "tag": tag},
+        ),
+    )
+    source = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    pins = {(pin.name, str(pin.version)): pin for pin in parse_pins(source)}
+    packages = [_found(package, pins) for package in found]
+    bom = Bom(components=packages, serial_number=_serial(name, digest))
+    bom.metadata.component = subject
+    bom.metadata.timestamp = at
+    bom.register_dependency(subject, packages)
+    return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+
+
+def _found(package: Package, pins: Mapping[tuple[str, str], Pin]) -> Component:
+    """One package of an image; a Python package that the requirements do not pin is an error."""
+    if package.kind == "file":
+        return Component(
+            name=package.name,
+            type=ComponentType.FILE,
+            version=package.version,
+            bom_ref=f"file:{package.name}",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.detail)],
+        )
+    if package.kind == "deb":
+        arch = {"arch": package.detail}
+        url = PackageURL("deb", "debian", package.name, package.version, qualifiers=arch)
+        return Component(name=package.name, version=package.version, bom_ref=str(url), purl=url)
+    name = canonicalize_name(package.name)
+    ours = {member: (member, kind, version) for member, kind, version in _members()}
+    if name in ours:
+        return _of_ours(*ours[name])
+    if (name, package.version) not in pins:
+        msg = f"{name} {package.version} is in an image, but requirements/*.txt do not pin it"
+        raise ValueError(msg)
+    return component(pins[name, package.version])
 
 
 def component(pin: Pin) -> Component:
