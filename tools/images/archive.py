@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Iterator
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from tools.sbom import Package
 
@@ -28,10 +28,11 @@ _STATUS = "var/lib/dpkg/status.d/"
 _PROGRAMS = ("usr/lib/hami/libvgpu.so", "usr/local/bin/kube-scheduler")
 """Files that no package's record describes; they have the version of the image."""
 _LEVEL = 6
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Layout(NamedTuple):
-    """A folder with one image whose layers are not compressed."""
+    """A folder with one image, as buildah pushes it."""
 
     folder: Path
 
@@ -132,18 +133,25 @@ def _data(layer: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _compressed(layer: Path, folder: Path) -> Path:
     """Return the layer as kept in a folder; compress it first if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{layer.name}.tar.gz"
+    target = folder / f"{layer.name}.tgz"
     if target.exists():
         target.touch()
         return target
     fresh = target.with_suffix(".new")
     with (
-        layer.open("rb") as data,
+        _plain(layer) as data,
         fresh.open("wb") as file,
         gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed,
     ):
         shutil.copyfileobj(data, packed, 1 << 20)
     return fresh.replace(target)
+
+
+def _plain(layer: Path) -> BinaryIO:
+    """Open a layer without compression; some releases of buildah compress it all the same."""
+    with layer.open("rb") as file:
+        is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    return cast("BinaryIO", gzip.open(layer)) if is_compressed else layer.open("rb")
 
 
 def _place(digest: str) -> str:

@@ -207,6 +207,21 @@ def test_archive_names_its_image_for_containerd_and_is_the_same_for_the_same_lay
     assert gzip.decompress(layer) == source.blob("sha256:1a").read_bytes()
 
 
+def test_layer_that_buildah_compressed_is_compressed_once(tmp_path: Path) -> None:
+    source = layout(tmp_path / "layout", {"etc/passwd": b"root"})
+    blob = source.blob("sha256:1a")
+    plain = blob.read_bytes()
+    digests = []
+    for name, data in (("plain", plain), ("packed", gzip.compress(plain, mtime=1))):
+        blob.write_bytes(data)
+        digests.append(
+            archive.write(
+                source, tmp_path / f"{name}.tar", reference="a:1", compressed=tmp_path / name
+            )
+        )
+    assert digests[0] == digests[1]
+
+
 def test_inventory_lists_packages_by_the_records_in_the_image(tmp_path: Path) -> None:
     status = b"Package: libc6\nArchitecture: amd64\nVersion: 2.36-9\nDescription: GNU\n more\n"
     files = {
