@@ -3,9 +3,9 @@
 
 Kubelet is served first, from the files of the last run, because containers of this node may have to
 start while the bus or the API server is unavailable (node reboot). Then the agent waits for the API
-server and the bus: on a node without files for ``start_timeout_s``, else indefinitely. Ready means
-that devices are reported and that ledger and pods are read. At shutdown the connection to kubelet
-ends first; a plugin that is missing for a moment stops no container.
+server and the bus, indefinitely unless ``start_timeout_s`` is set. Ready means that devices are
+reported and that ledger and pods are read. At shutdown the connection to kubelet ends first; a
+plugin that is missing for a moment stops no container.
 """
 
 import logging

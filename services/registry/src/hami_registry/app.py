@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition root of the registry: bus, read models, canonical writer, API; orders start and stop.
 
-Start: declare the streams, read the buckets to their ends, settle the configuration's generation,
-then consume reports and serve. The registry has no state of its own: killed at any point, it
-restarts from buckets, reports and configuration. Without an API server only cordons are not
-updated; without the registry scheduling continues with the devices published last (design D19).
+Start: serve probes, connect to the bus, declare the streams, read the buckets to their ends, settle
+the configuration's generation, then consume reports and serve the API. The registry has no state of
+its own: killed at any point, it restarts from buckets, reports and configuration. Without an API
+server only cordons are not updated; without the registry scheduling continues with the devices
+published last (design D19).
 """
 
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +25,16 @@ from hami_common.bus.nkeys import NKey
 from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
 from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
-from hami_common.runtime.gate import Gate, require_private
-from hami_common.runtime.httpd import HttpApp, Request, Response, TlsFiles, serve
+from hami_common.runtime.gate import Gate, Route, require_private
+from hami_common.runtime.httpd import (
+    Handler,
+    HttpApp,
+    Listener,
+    Request,
+    Response,
+    Servers,
+    TlsFiles,
+)
 from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.natsio import (
     Bus,
@@ -122,6 +131,7 @@ class _Parts:
                 clock=context.clock,
                 version=version("hami-registry"),
                 quarantine=self.quarantine,
+                server_version=lambda: bus.server_version,
             ),
             quarantined=self.quarantined,
             questions=Places(
@@ -141,17 +151,31 @@ async def serve_registry(
 ) -> None:
     """Serve until ``context.stopping``; started, with its port, once it is ready."""
     settings = context.settings
-    async with connect(
-        settings.nats_urls,
-        name="hami-registry",
-        login=NatsLogin.of(settings, inbox=grants.inbox("registry")),
-        ca_file=settings.nats_ca_file,
-        start_timeout_s=settings.start_timeout_s,
-        request_timeout_s=settings.bus_timeout_s,
-        rest_s=REST_S,
-    ) as bus:
-        parts = _Parts(context, bus)
-        async with background() as group:
+    servers = Servers()
+    api = HttpApp(
+        context.settings_file.routes(),
+        registry=context.registry,
+        ready=lambda: context.ready.is_set,
+        is_complete=False,
+    )
+    tls = _tls(settings)
+    async with background() as serving:
+        ports = await serving.start(
+            servers.run, _listeners(api, tls, context), settings.grace_s, name="servers"
+        )
+        async with (
+            connect(
+                settings.nats_urls,
+                name="hami-registry",
+                login=NatsLogin.of(settings, inbox=grants.inbox("registry")),
+                ca_file=settings.nats_ca_file,
+                start_timeout_s=settings.start_timeout_s,
+                request_timeout_s=settings.bus_timeout_s,
+                rest_s=REST_S,
+            ) as bus,
+            background() as group,
+        ):
+            parts = _Parts(context, bus)
             await _start_following(group, context, bus, parts)
             keep = parts.supervisor.keep
             group.start_soon(keep, "records", partial(serve_records, bus, parts.quarantine))
@@ -161,12 +185,14 @@ async def serve_registry(
             group.start_soon(keep, "device configuration", partial(_watch_config, parts, settings))
             if settings.watch_nodes or settings.bus_issuer_seed_file or settings.auth != "none":
                 group.start_soon(keep, "Kubernetes", partial(_with_kube, parts, settings))
-            async with background() as servers:
-                port = await _start_servers(servers, context, parts)
-                context.ready.set()
-                task_status.started(port)
-                await context.stopping.wait()
-                parts.views.close_listeners()
+            if tls is not None:
+                group.start_soon(keep, "certificate", partial(_watch_certificate, tls))
+            api.complete(_routes(context, parts))
+            context.ready.set()
+            task_status.started(ports[0])
+            await context.stopping.wait()
+            parts.views.close_listeners()
+            await servers.close()
 
 
 async def _ask(bus: Bus, subject: str) -> bytes:
@@ -236,11 +262,33 @@ async def _follow(
     await parts.supervisor.keep(name, following, expected=(Unavailable,))
 
 
-async def _start_servers(
-    servers: TaskGroup, context: ServiceContext[Settings], parts: _Parts
-) -> int:
-    """Serve API, probes and metrics; returns the port of the API."""
+def _tls(settings: Settings) -> TlsFiles | None:
+    """Return the certificate of the API; ``None``: it is served without."""
+    if not settings.tls_cert_file:
+        return None
+    return TlsFiles(settings.tls_cert_file, settings.tls_key_file)
+
+
+def _listeners(
+    api: HttpApp, tls: TlsFiles | None, context: ServiceContext[Settings]
+) -> list[Listener]:
+    """Return the address of the API first, then that of the probes if it is another."""
     settings = context.settings
+    host, port = settings.http_host, settings.http_port
+    if settings.auth == "kubernetes":
+        require_private(host=host, field="http_host", has_tls=tls is not None)
+    if tls is None:
+        return [Listener(app=api, host=host, port=port)]
+    pages = context.settings_file.routes()
+    probes = HttpApp(pages, registry=context.registry, ready=api.is_ready)
+    return [
+        Listener(app=api, host=settings.tls_host, port=settings.tls_port, tls=tls),
+        Listener(app=probes, host=host, port=port),
+    ]
+
+
+def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, Handler]:
+    """Return the routes of the API."""
     described = openapi.encoded()
 
     async def openapi_document(request: Request) -> Response:
@@ -248,30 +296,12 @@ async def _start_servers(
         return Response(body=described)
 
     auth = None
-    if settings.auth == "kubernetes":
-        has_tls = bool(settings.tls_cert_file)
-        require_private(host=settings.http_host, field="http_host", has_tls=has_tls)
+    if context.settings.auth == "kubernetes":
         auth = KubeAuth(lambda: parts.kube, clock=context.clock)
-    pages = context.settings_file.routes()
-    api = HttpApp(
-        {
-            **pages,
-            **Gate(auth).guarded(parts.api.routes(), RULES),
-            ("GET", "/openapi.json"): openapi_document,
-        },
-        registry=context.registry,
-        ready=lambda: context.ready.is_set,
-    )
-    plain = (settings.http_host, settings.http_port, None, settings.grace_s)
-    if not settings.tls_cert_file:
-        return int(await servers.start(serve, api, *plain))
-    tls = TlsFiles(settings.tls_cert_file, settings.tls_key_file)
-    servers.start_soon(parts.supervisor.keep, "certificate", partial(_watch_certificate, tls))
-    encrypted = (settings.tls_host, settings.tls_port, tls, settings.grace_s)
-    port = int(await servers.start(serve, api, *encrypted))
-    probes = HttpApp(pages, registry=context.registry, ready=api.is_ready)
-    await servers.start(serve, probes, *plain)
-    return port
+    return {
+        **Gate(auth).guarded(parts.api.routes(), RULES),
+        ("GET", "/openapi.json"): openapi_document,
+    }
 
 
 async def _watch_certificate(tls: TlsFiles) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assembles and runs the scheduler: adapters, parts, tasks, orderly shutdown.
 
-Start: wait for bus and API server, declare streams, start feeds and recovery, then listen on HTTP;
-calls are answered with an error text until ledger and pods agree. Stop: readiness fails, HTTP
+Start: listen on HTTP, wait for bus and API server, declare streams, start feeds and recovery; calls
+are answered with an error until ledger and pods agree. Stop: readiness fails, HTTP
 refuses new calls and finishes those in flight, queued releases and decisions are written, tasks
 end, bus and API client close. Seconds throughout.
 """
@@ -32,7 +32,7 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.supervise import Supervisor
-from hami_common.runtime.tasks import finish_within
+from hami_common.runtime.tasks import background, finish_within
 from hami_common.runtime.telemetry import Tracing
 from hami_common.vendors.catalog import Catalog
 from hami_core.core import Core
@@ -471,7 +471,15 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
     keys = load_keys(settings)
     # Objects of a cluster live as long as the cluster: collect unreachable ones rarely.
     gc.set_threshold(*GARBAGE)
+    scheduler: Scheduler | None = None
+
+    def is_ready() -> bool:
+        return scheduler is not None and context.ready.is_set and scheduler.state.is_complete
+
+    servers, listeners = httpd.Servers(), _listeners(context, is_ready)
     async with AsyncExitStack() as stack:
+        serving = await stack.enter_async_context(background())
+        await serving.start(servers.run, listeners, settings.grace_s, name="servers")
         bus = await stack.enter_async_context(
             natsio.connect(
                 settings.nats_urls,
@@ -511,36 +519,52 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             ids=unique_ids(),
         )
         context.settings_file.use = scheduler.use
-        pages = {**context.settings_file.routes(), **scheduler.cluster_metrics.routes()}
         routes = {
             **scheduler.extender.routes(),
             **scheduler.quota.routes(),
             **scheduler.resizer.routes(),
         }
-        app = httpd.HttpApp(
-            {**_guarded(routes, settings, kube, context.clock), **pages},
-            registry=context.registry,
-            ready=lambda: context.ready.is_set and scheduler.state.is_complete,
-            body_limit=settings.body_limit_bytes,
-        )
-        probes = httpd.HttpApp(pages, registry=context.registry, ready=app.is_ready)
+        pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:
             limits = natsio.BusLimits(replicas=settings.bus_replicas)
             await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)
             group.start_soon(scheduler.run, name="scheduler")
-            async with anyio.create_task_group() as serving:
-                await serving.start(
-                    httpd.serve, app, settings.http_host, settings.http_port, None, settings.grace_s
-                )
-                if settings.probe_host:
-                    at = (settings.probe_host, settings.probe_port, None, settings.grace_s)
-                    await serving.start(httpd.serve, probes, *at)
-                context.ready.set()
-                await context.stopping.wait()
-                serving.cancel_scope.cancel()
+            extender, *probes = listeners
+            extender.app.complete({**_guarded(routes, settings, kube, context.clock), **pages})
+            for one in probes:
+                one.app.complete(pages)
+            context.ready.set()
+            await context.stopping.wait()
+            await servers.close()
             with finish_within(DRAIN_S):
                 await scheduler.drain(limit_s=DRAIN_S)
             group.cancel_scope.cancel()
+
+
+def _listeners(
+    context: ServiceContext[Settings], is_ready: Callable[[], bool]
+) -> list[httpd.Listener]:
+    """Return the address of the extender, then that of the probes if the settings name one."""
+    settings = context.settings
+    if settings.auth == "kubernetes":
+        gate.require_private(host=settings.http_host, field="http_host", has_tls=False)
+    addresses = [(settings.http_host, settings.http_port)]
+    if settings.probe_host:
+        addresses.append((settings.probe_host, settings.probe_port))
+    return [
+        httpd.Listener(
+            app=httpd.HttpApp(
+                context.settings_file.routes(),
+                registry=context.registry,
+                ready=is_ready,
+                body_limit=settings.body_limit_bytes,
+                is_complete=False,
+            ),
+            host=host,
+            port=port,
+        )
+        for host, port in addresses
+    ]
 
 
 def _guarded(
@@ -552,7 +576,6 @@ def _guarded(
     """
     if settings.auth == "none":
         return dict(routes)
-    gate.require_private(host=settings.http_host, field="http_host", has_tls=False)
     mine = {route: handler for route, handler in routes.items() if route[1].startswith("/v1/")}
     auth = KubeAuth(lambda: kube, clock=clock)
     return {**routes, **gate.Gate(auth).guarded(mine, RULES)}

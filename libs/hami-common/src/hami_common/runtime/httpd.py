@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 import anyio
 import msgspec
@@ -32,7 +32,7 @@ from hami_common.errors import (
     Unavailable,
     WireInvalid,
 )
-from hami_common.runtime.tasks import finish_within
+from hami_common.runtime.tasks import background, finish_within
 
 MIB_BYTES = 1 << 20
 JSON_TYPE = "application/json"
@@ -139,8 +139,12 @@ class HttpApp:
         ready: Callable[[], bool],
         body_limit: int = 4 * MIB_BYTES,
         healthy: Callable[[], bool] = lambda: True,
+        is_complete: bool = True,
     ) -> None:
-        """Serve ``routes``, by method and path; a part ``{name}`` of a path matches one segment."""
+        """Serve ``routes``, by method and path; a part ``{name}`` of a path matches one segment.
+
+        Without ``is_complete``, other paths are answered with 503 until ``complete`` was called.
+        """
         self.body_limit = body_limit
         self.is_ready = ready
         self._registry = registry
@@ -150,6 +154,16 @@ class HttpApp:
             ("GET", "/metrics"): self._metrics,
         }
         self._patterns: list[tuple[str, re.Pattern[str], Handler]] = []
+        self._paths: set[str] = set()
+        self._is_complete = is_complete
+        self._add(routes)
+
+    def complete(self, routes: Mapping[tuple[str, str], Handler]) -> None:
+        """Serve ``routes`` too: the service has reached the peers that their handlers need."""
+        self._add(routes)
+        self._is_complete = True
+
+    def _add(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         for (method, path), handler in routes.items():
             if "{" in path:
                 self._patterns.append((method, _pattern(path), handler))
@@ -173,6 +187,10 @@ class HttpApp:
                 if route_method == method:
                     return candidate, match.groupdict()
                 known = True
+        if not known and not self._is_complete:
+            return error_response(
+                status=503, code="unavailable", message="the service is starting: see its log"
+            )
         if known:
             return error_response(
                 status=405, code="method-not-allowed", message=f"{method} is not offered at {path}"
@@ -316,6 +334,48 @@ async def serve(
     finally:
         with finish_within(grace_s + 1.0):
             await runner.cleanup()
+
+
+class Listener(Struct, frozen=True, kw_only=True):
+    """One address at which an application is served."""
+
+    app: HttpApp
+    host: str
+    port: int
+    tls: TlsFiles | None = None
+
+
+class Servers:
+    """Servers that start before the peers of their service are reached, and end before them.
+
+    So the kubelet's probes are answered while the service waits for NATS or the API server.
+    """
+
+    def __init__(self) -> None:
+        self._asked = anyio.Event()
+        self._ended = anyio.Event()
+
+    async def run(
+        self,
+        listeners: Sequence[Listener],
+        grace_s: float,
+        *,
+        task_status: TaskStatus[list[int]] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until ``close``; reports the bound ports, in the order of ``listeners``."""
+        async with background() as group:
+            ports = [
+                int(await group.start(serve, one.app, one.host, one.port, one.tls, grace_s))
+                for one in listeners
+            ]
+            task_status.started(ports)
+            await self._asked.wait()
+        self._ended.set()
+
+    async def close(self) -> None:
+        """Stop accepting requests; returns when those in flight have ended."""
+        self._asked.set()
+        await self._ended.wait()
 
 
 class _TooLarge(Exception):

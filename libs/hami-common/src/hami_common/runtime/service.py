@@ -5,7 +5,8 @@ The service's ``main`` opens its adapters and task group, starts its children wi
 group.start(child)`` in dependency order, sets ``context.ready`` after the last one, then waits for
 ``context.stopping``. On the first SIGTERM or SIGINT readiness is cleared and ``stopping`` is set;
 ``main`` then ends its children (servers finish requests in flight) and returns; its adapters close
-in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
+in reverse order. After ``grace_s`` it is cancelled; at once if it was never ready, as it may wait
+for a peer indefinitely. A second signal ends the process at once.
 Meanwhile the settings file is watched (``reload``); a service with hot settings of its own sets
 ``context.settings_file.use``.
 
@@ -170,7 +171,7 @@ async def _until_stopped(main: Main[S], context: ServiceContext[S]) -> None:
         group.start_soon(context.settings_file.watch, context.clock)
         with work:
             await main(context)
-        if work.cancelled_caught:
+        if work.cancelled_caught and context.ready.was_set:
             _log.warning("cancelled after grace", extra={"grace_s": context.settings.grace_s})
         group.cancel_scope.cancel()
 
@@ -189,6 +190,8 @@ async def _obey_signals(
             for name in _SIGNALS:
                 signal.signal(name, _exit_at_once)
             context.stop()
+            if not context.ready.was_set:
+                work.cancel()
             work.deadline = anyio.current_time() + context.settings.grace_s
 
 

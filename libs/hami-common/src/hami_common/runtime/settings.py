@@ -69,8 +69,10 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Ratio of the traces beginning here that are recorded: of the webhook's, part of the pods."""
     grace_s: float = 20.0
     """Time for work in flight after SIGTERM; less than the pod's termination period."""
-    start_timeout_s: float = 60.0
-    """Time to wait at start for NATS and the Kubernetes API before exit code 3."""
+    start_timeout_s: float = 0.0
+    """Time to wait at start for NATS and the Kubernetes API before exit code 3; 0: indefinitely.
+
+    While it waits, the service is alive and not ready."""
     config_poll_s: float = 1.0
     """Interval at which the settings file is polled; a change applies once two reads agree."""
     vendors: VendorSettings = VendorSettings()

@@ -5,12 +5,15 @@ Seconds throughout. Cancellation is a level: clean-up that must finish after it 
 ``finish_within``.
 """
 
+import logging
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -48,6 +51,30 @@ class StartedOnce:
         """Report that the task has started, the first time."""
         status, self._status = self._status, anyio.TASK_STATUS_IGNORED
         status.started(value)
+
+
+class Waiting:
+    """Limit and log of the wait for a peer at start.
+
+    ``for_s`` of 0 waits indefinitely. A wait is logged at once and then every ``LOG_S``.
+    """
+
+    LOG_S = 30.0
+
+    def __init__(self, peer: str, for_s: float) -> None:
+        self.limit_s = for_s or None
+        """For ``anyio.move_on_after``."""
+        self.problem = "no answer"
+        self._peer = peer
+        self._log_at_s = 0.0
+
+    def note(self, problem: str) -> None:
+        """Record why the last attempt failed."""
+        self.problem = problem
+        now_s = anyio.current_time()
+        if now_s >= self._log_at_s:
+            self._log_at_s = now_s + self.LOG_S
+            _log.warning("waiting for a peer", extra={"peer": self._peer, "problem": problem})
 
 
 class Backoff:

@@ -32,7 +32,7 @@ from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.ports import WatchEvent
 from hami_common.runtime.kubeio.login import Login, log_in
 from hami_common.runtime.kubeio.reflector import GONE, reflect
-from hami_common.runtime.tasks import Backoff, finish_within
+from hami_common.runtime.tasks import Backoff, Waiting, finish_within
 from hami_common.units import real
 
 PEER = "the Kubernetes API"
@@ -343,7 +343,7 @@ async def connect(
     """Client for the time of the block, once the server answers (no ``kubeconfig``: in cluster).
 
     ``SettingsInvalid`` when there is no usable login, ``Unavailable`` when the server does not
-    answer in time.
+    answer in ``start_timeout_s`` (0: never).
     """
     client = KubeClient(
         kubeconfig=kubeconfig,
@@ -362,16 +362,16 @@ async def connect(
 
 async def _wait_for_answer(client: KubeClient, start_timeout_s: float) -> None:
     backoff = Backoff(first_s=0.1, most_s=2.0)
-    problem = "no answer"
-    with anyio.move_on_after(start_timeout_s):
+    waiting = Waiting(PEER, start_timeout_s)
+    with anyio.move_on_after(waiting.limit_s):
         while True:
             try:
                 await client.get("/version")
             except Unavailable as error:
-                problem = error.detail
+                waiting.note(error.detail)
                 await backoff.wait()
             except HamiError:
                 return  # it answers; the caller handles refusals
             else:
                 return
-    raise Unavailable(peer=PEER, detail=f"{problem} (waited {start_timeout_s:g} s)")
+    raise Unavailable(peer=PEER, detail=f"{waiting.problem} (waited {start_timeout_s:g} s)")

@@ -29,7 +29,7 @@ from hami_common.errors import Denied, HamiError, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.client import DirectClient, Message, Question
 from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.settings import without_password
-from hami_common.runtime.tasks import Backoff, background, finish_within
+from hami_common.runtime.tasks import Backoff, Waiting, background, finish_within
 
 PEER = "NATS"
 DIAL_S = 2.0
@@ -191,6 +191,15 @@ class Bus:
         """True when the connection is up, as far as is known."""
         return self._client is not None
 
+    @property
+    def server_version(self) -> str:
+        """Version of the connected server; empty while not connected."""
+        client = self._client
+        if client is None:
+            return ""
+        version = client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
+
     async def wait_connected(self, *, after: int = 0) -> int:
         """Wait until a connection later than generation ``after`` is up; returns its generation."""
         while self._client is None or self.generation <= after:
@@ -347,20 +356,24 @@ class Bus:
         changed.set()
 
     async def open(self, timeout_s: float) -> None:
-        """Make the first connection; ``Unavailable`` when none is made in ``timeout_s``."""
+        """Make the first connection; ``Unavailable`` when none is made in ``timeout_s``.
+
+        0 waits indefinitely.
+        """
         backoff = Backoff(first_s=0.05, most_s=1.0)
-        problem = "no address given"
-        with anyio.move_on_after(timeout_s):
+        waiting = Waiting(PEER, timeout_s)
+        with anyio.move_on_after(waiting.limit_s):
             while self._client is None:
                 try:
                     await self._dial()
                 except Unavailable as error:
-                    problem = error.detail
+                    waiting.note(error.detail)
                     await backoff.wait()
         if self._client is None:
             servers = ", ".join(without_password(url) for url in self._urls)
             raise Unavailable(
-                peer=PEER, detail=f"no connection to {servers} in {timeout_s:g} s: {problem}"
+                peer=PEER,
+                detail=f"no connection to {servers} in {timeout_s:g} s: {waiting.problem}",
             )
 
     async def keep(self) -> None:
@@ -566,9 +579,9 @@ async def connect(
 
     ``creds`` is short for a login by credentials file. Where hundreds of small messages arrive each
     second, ``rest_s`` lets them be read together: messages without a waiting request may arrive
-    that much later. ``Unavailable`` when the first connection is not made in ``start_timeout_s``.
-    Leaving the block sends unsent messages and closes, within a deadline, even when the block is
-    cancelled.
+    that much later. ``Unavailable`` when the first connection is not made in ``start_timeout_s``
+    (0: never). Leaving the block sends unsent messages and closes, within a deadline, even when
+    the block is cancelled.
     """
     bus = Bus(
         urls,

@@ -17,11 +17,11 @@ from anyio.abc import TaskStatus
 from msgspec import Struct
 
 from hami_common.bus import grants, subjects
-from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
+from hami_common.errors import Denied, NotFound, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.deadletters import ADVISORIES
 from hami_common.runtime.natsio.jetstream import ApiRefusal, api
-from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.tasks import Backoff, Waiting
 
 HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
 """Values kept per key. Sources copy stored values only: too short a history loses events."""
@@ -150,21 +150,26 @@ def _bucket_config(bucket: str, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: float = 30.0) -> None:
-    """Create every stream as declared. ``Unavailable`` when the server is not ready in time."""
+    """Create every stream as declared.
+
+    ``Unavailable`` when the server is not ready in ``timeout_s`` (0: never).
+    """
     backoff = Backoff(first_s=0.1, most_s=2.0)
-    problem: HamiError | None = None
-    with anyio.move_on_after(timeout_s):
+    waiting = Waiting("JetStream", timeout_s)
+    with anyio.move_on_after(waiting.limit_s):
         while True:
             try:
                 for config in stream_configs(limits or BusLimits()):
                     await _ensure_stream(bus, config)
             except (Unavailable, NotFound, ApiRefusal) as error:
                 # Refusals may be temporary too: servers of a cluster start one after the other.
-                problem = error
+                waiting.note(str(error))
                 await backoff.wait()
             else:
                 return
-    raise Unavailable(peer=PEER, detail=f"streams not declared in {timeout_s:g} s: {problem}")
+    raise Unavailable(
+        peer=PEER, detail=f"streams not declared in {timeout_s:g} s: {waiting.problem}"
+    )
 
 
 async def keep_bus(
