@@ -31,7 +31,7 @@ from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
 from hamictl.checks import Checks, ClusterDoctor, diagnose, from_agents
 from hamictl.commands.bootstrap import Installation, create_missing
-from tests.support.hosts import ENVVAR, make_host, write
+from tests.support.hosts import ENVVAR, dpkg_status, make_host, write
 from tests.unit.nodeagent.shell.support import make_site
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +106,18 @@ HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         "FAIL",
         "nvidia-gpu.sock",
     ),
+    "toolkit-too-old": (
+        lambda root: write(root / "var/lib/dpkg/status", dpkg_status("1:1.5.1-1")),
+        "toolkit-version",
+        "FAIL",
+        "1.5",
+    ),
+    "cgroup-v1": (
+        lambda root: (root / "sys/fs/cgroup/cgroup.controllers").unlink(),
+        "cgroups",
+        "WARN",
+        "1.35",
+    ),
     "glibc-too-old": (
         lambda root: write(
             root / "usr/lib64/libc.so.6", "GNU C Library stable release version 2.12, by R"
@@ -145,7 +157,7 @@ async def test_sound_host_has_no_finding(tmp_path: Path) -> None:
     assert bad(found) == []
     assert {one.check for one in found} == {
         *("kubelet", "second-plugin", "driver", "runtime-handler"),
-        *("toolkit-envvar", "cdi", "glibc"),
+        *("toolkit-envvar", "toolkit-version", "cdi", "glibc", "cgroups"),
     }
 
 

@@ -20,19 +20,18 @@ from hami_common import certificates, documents, namespaces
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
-from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.catalog import Catalog
+from hamictl import installation, nodechecks
 from hamictl.nodeselection import selects
 
-SCHEDULER_NAME = "hami-scheduler"
-_WEBHOOK_FILE = "webhook.toml"
 _KUBE_SCHEDULER = "hami-kube-scheduler-config"
 WEBHOOK = "hami-webhook"
-AGENT = "hami-nodeagent"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 ENFORCED_LEVELS = ("baseline", "restricted")
 BUS_TLS = "hami-nats-tls"
 PROBE = "hami-doctor-probe"
 NODE_LABEL = "hami.io/nvidia"
+HAMI_LABEL = ("gpu", "on")
 HAMI_PLUGIN = "hami-device-plugin"
 """Component of HAMi's chart whose pods serve NVIDIA devices."""
 GPU_LABELS = (
@@ -147,6 +146,8 @@ class ClusterDoctor:
         found: list[Finding] = []
         for name, check in (
             ("node-labels", self.nodes),
+            ("node-versions", self.platform),
+            ("storage", self.storage),
             ("second-plugin", self.second_plugin),
             ("namespaces", self.namespaces),
             ("webhook", self.webhook),
@@ -177,12 +178,10 @@ class ClusterDoctor:
         return found
 
     async def _get(self, path: str) -> Document:
-        document: Document = msgspec.json.decode(await self._kube.get(path))
-        return document
+        return await installation.get(self._kube, path)
 
     async def _list(self, path: str) -> list[Document]:
-        pages = await self._kube.list_pages(path)
-        return [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
+        return await installation.items(self._kube, path)
 
     # --- nodes -----------------------------------------------------------------------------------
 
@@ -211,7 +210,23 @@ class ClusterDoctor:
                         node=name,
                     )
                 )
-            if not is_labelled and any(labels.get(key) == value for key, value in GPU_LABELS):
+            if (
+                not is_labelled
+                and labels.get(HAMI_LABEL[0]) == HAMI_LABEL[1]
+                and not any(selects(plugin, labels) for plugin in plugins)
+            ):
+                found.append(
+                    Finding(
+                        check="node-labels",
+                        verdict="FAIL",
+                        text=f"the node has HAMi's label {'='.join(HAMI_LABEL)}, which no agent"
+                        " selects",
+                        fix=f"kubectl label node {name} {NODE_LABEL}=true, or add the component"
+                        " hami-node-label to the overlay",
+                        node=name,
+                    )
+                )
+            elif not is_labelled and any(labels.get(key) == value for key, value in GPU_LABELS):
                 found.append(
                     Finding(
                         check="node-labels",
@@ -253,11 +268,30 @@ class ClusterDoctor:
             labels = (template.get("metadata") or {}).get("labels") or {}
             spec: Document = template.get("spec") or {}
             names = (item["metadata"].get("namespace"), item["metadata"]["name"])
-            if names == (self._agents_namespace, f"{AGENT}-nvidia"):
+            if names == (self._agents_namespace, f"{installation.AGENT}-nvidia"):
                 agent = spec
             elif labels.get("app.kubernetes.io/component") == HAMI_PLUGIN:
                 plugins.append(spec)
         return agent, plugins
+
+    async def platform(self) -> list[Finding]:
+        """Check the versions of nodes that an agent of any vendor selects."""
+        agents = await installation.agents(self._kube, self._agents_namespace)
+        nodes = [
+            node
+            for node in await self._list("/api/v1/nodes")
+            if any(agent.selects(node) for agent in agents)
+        ]
+        settings = await installation.settings(
+            self._kube, self._agents_namespace, installation.AGENT_FILE
+        )
+        return list(nodechecks.platform(nodes, injection=settings.get("injection", "cdi")))
+
+    async def storage(self) -> list[Finding]:
+        """Check the volume claims of the services."""
+        claims = await self._list(f"/api/v1/namespaces/{self._namespace}/persistentvolumeclaims")
+        classes = await self._list("/apis/storage.k8s.io/v1/storageclasses")
+        return list(nodechecks.storage(claims, classes))
 
     async def second_plugin(self) -> list[Finding]:
         """Find DaemonSets of other device plugins."""
@@ -296,7 +330,7 @@ class ClusterDoctor:
         found = []
         for item in await self._list(f"/apis/apps/v1/namespaces/{self._namespace}/daemonsets"):
             metadata = item["metadata"]
-            if (metadata.get("labels") or {}).get("app.kubernetes.io/name") == AGENT:
+            if (metadata.get("labels") or {}).get("app.kubernetes.io/name") == installation.AGENT:
                 name = metadata["name"]
                 found.append(
                     Finding(
@@ -345,26 +379,9 @@ class ClusterDoctor:
         ]
         return [*found, await self._probe()]
 
-    async def _expected(self) -> tuple[str, VendorSettings]:
-        """Return scheduler name and vendors of the webhook's newest settings, else the defaults."""
-        items = [
-            item
-            for item in await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
-            if _WEBHOOK_FILE in (item.get("data") or {})
-        ]
-        if not items:
-            return SCHEDULER_NAME, VendorSettings()
-        newest = max(items, key=_creation)
-        try:
-            tree = documents.toml(newest["data"][_WEBHOOK_FILE], field=_WEBHOOK_FILE)
-            vendors = msgspec.convert(tree.get("vendors", {}), VendorSettings)
-        except (SettingsInvalid, msgspec.ValidationError):
-            return SCHEDULER_NAME, VendorSettings()
-        name = tree.get("policy", {}).get("scheduler_name", SCHEDULER_NAME)
-        return name, vendors
-
     async def _probe(self) -> Finding:
-        name, vendors = await self._expected()
+        expected = await installation.webhook_settings(self._kube, self._namespace)
+        name, vendors = expected.scheduler_name, expected.vendors
         names = (vendors.nvidia.resource_count_name, vendors.nvidia.resource_memory_name)
         body = {
             "apiVersion": "v1",
@@ -475,7 +492,9 @@ class ClusterDoctor:
         """Check that a kube-scheduler calls the extender for the profile."""
         items = await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
         ours = [one for one in items if one["metadata"]["name"].startswith(_KUBE_SCHEDULER)]
-        old = sorted(ours, key=_creation)[:-1]  # of earlier settings, which kustomize leaves
+        old = sorted(ours, key=installation.creation)[
+            :-1
+        ]  # of earlier settings, which kustomize leaves
         texts = [
             text
             for item in items
@@ -492,7 +511,8 @@ class ClusterDoctor:
                     fix="apply deploy/kustomize",
                 )
             ]
-        name, vendors = await self._expected()
+        expected = await installation.webhook_settings(self._kube, self._namespace)
+        name, vendors = expected.scheduler_name, expected.vendors
         resources = Catalog.from_settings(vendors).resource_names()
         problems = [
             problem for text in texts for problem in _scheduler_problems(text, name, resources)
@@ -631,7 +651,3 @@ def _scheduler_problems(
             "percentageOfNodesToScore is not 100: a pod may stay pending beside a free device",
             "set percentageOfNodesToScore: 100",
         )
-
-
-def _creation(item: dict[str, Any]) -> str:
-    return str(item["metadata"].get("creationTimestamp", ""))

@@ -215,6 +215,13 @@ RESOURCES: Final = (
         subresources=(_status("PersistentVolumeClaim"),),
     ),
     Resource(
+        group="storage.k8s.io",
+        kind="StorageClass",
+        plural="storageclasses",
+        namespaced=False,
+        short_names=("sc",),
+    ),
+    Resource(
         group="coordination.k8s.io",
         kind="Lease",
         plural="leases",

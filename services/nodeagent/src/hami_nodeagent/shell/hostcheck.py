@@ -26,6 +26,8 @@ from hami_nodeagent.shell.site import Site
 OLDEST_GLIBC = (2, 17)
 """The oldest C library that the in-container library and the vendor's toolkit run on."""
 OLDEST_DRIVER = (440, 0)
+OLDEST_TOOLKIT = (1, 12)
+"""The first release that writes CDI specifications (nvidia-ctk cdi generate)."""
 NVIDIA = "nvidia"
 CDI_KINDS = ("nvidia.com/gpu",)
 CONTAINERD = (
@@ -50,7 +52,12 @@ C_LIBRARIES = (
     "lib/aarch64-linux-gnu/libc.so.6",
     "usr/lib/aarch64-linux-gnu/libc.so.6",
 )
+CGROUPS = "sys/fs/cgroup"
+DPKG_STATUS = "var/lib/dpkg/status"
 _MOST_BYTES = 16 << 20
+_TOOLKIT_PACKAGE = re.compile(
+    r"^Package: nvidia-container-toolkit\n(?:.+\n)*?Version: (?:\d+:)?(\d+)\.(\d+)", re.MULTILINE
+)
 _GLIBC = re.compile(rb"GNU C Library [^\n]*?version (\d+)\.(\d+)")
 _DRIVER = re.compile(r"Kernel Module[^\n]*?\s(\d+)\.(\d+)")
 _KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?([^\s"',]+)""", re.MULTILINE)
@@ -94,7 +101,9 @@ class HostCheck:
         looks: list[Callable[[], Finding]] = [self.kubelet, self.second_plugin]
         if NVIDIA in self._resources.values():
             looks += [self.driver, self.runtime_handler, self.toolkit, self.cdi]
-        looks += [self.glibc, *self._more]
+            if self._toolkit_package() is not None:
+                looks.append(self.toolkit_version)
+        looks += [self.glibc, self.cgroups, *self._more]
         handled, failed = sift(looks, lambda look: look())
         for look, error in failed:
             _log.error("check failed", extra={"check": look.__name__}, exc_info=error)
@@ -239,6 +248,28 @@ class HostCheck:
             "install nvidia-container-toolkit, or set the path of the host's root",
         )
 
+    def toolkit_version(self) -> Finding:
+        """Check the toolkit's version as the Debian package gives it."""
+        version = self._toolkit_package() or OLDEST_TOOLKIT
+        shown = f"nvidia-container-toolkit is {version[0]}.{version[1]}"
+        if version < OLDEST_TOOLKIT:
+            return self._say(
+                "toolkit-version",
+                "FAIL",
+                f"{shown}, older than {OLDEST_TOOLKIT[0]}.{OLDEST_TOOLKIT[1]}",
+                "upgrade the package nvidia-container-toolkit",
+            )
+        return self._say("toolkit-version", "PASS", shown)
+
+    def _toolkit_package(self) -> tuple[int, int] | None:
+        """Return the toolkit's version; ``None`` where no Debian package installed it."""
+        try:
+            text = (self._root / DPKG_STATUS).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        found = _TOOLKIT_PACKAGE.search(text)
+        return None if found is None else (int(found[1]), int(found[2]))
+
     def cdi(self) -> Finding:
         """Check that devices can be injected by their CDI names."""
         if self._injection != "cdi":
@@ -272,7 +303,26 @@ class HostCheck:
             if document is not None:
                 yield name, document
 
-    # --- C library -------------------------------------------------------------------------------
+    # --- host ------------------------------------------------------------------------------------
+
+    def cgroups(self) -> Finding:
+        """Check that a newer kubelet will start on the node."""
+        place = self._root / CGROUPS
+        if (place / "cgroup.controllers").is_file():
+            return self._say("cgroups", "PASS", "the node uses cgroup v2")
+        if not place.is_dir():
+            return self._say(
+                "cgroups",
+                "WARN",
+                f"/{CGROUPS} cannot be read",
+                "see that the agent can read the host's root",
+            )
+        return self._say(
+            "cgroups",
+            "WARN",
+            "the node uses cgroup v1, on which kubelet 1.35 and newer do not start by default",
+            "move the node to cgroup v2, or set failCgroupV1: false in kubelet's configuration",
+        )
 
     def glibc(self) -> Finding:
         """Check that the host's C library is recent enough."""

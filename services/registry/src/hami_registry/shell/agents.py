@@ -6,7 +6,7 @@ listed as silent, never left out. The bus is checked as well: every stream must 
 seconds.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -57,11 +57,25 @@ class Checks(Struct, frozen=True, kw_only=True):
     """Nodes whose agent did not answer."""
 
 
+OLDEST_NATS = (2, 11)
+"""The first release that answers a direct request for the last messages of many subjects."""
+
+
 class Agents:
     """Client of the agents of all nodes."""
 
-    def __init__(self, *, ask: Ask, clock: Clock, version: str, quarantine: Quarantine) -> None:
+    def __init__(
+        self,
+        *,
+        ask: Ask,
+        clock: Clock,
+        version: str,
+        quarantine: Quarantine,
+        server_version: Callable[[], str],
+    ) -> None:
+        """``server_version``: of the NATS server, empty while not connected."""
         self._quarantine = quarantine
+        self._server_version = server_version
         self._ask = ask
         self._clock = clock
         self._version = version
@@ -78,7 +92,10 @@ class Agents:
             time_s=self._clock.now_s(),
             version=self._version,
             items=tuple(answers),
-            findings=tuple([await self._isolated_stream(name) for name in STREAMS]),
+            findings=(
+                *_of_server(self._server_version()),
+                *[await self._isolated_stream(name) for name in STREAMS],
+            ),
             silent=tuple(silent),
         )
 
@@ -141,6 +158,23 @@ class Agents:
                 fix="start the registry again: it declares what is missing",
             )
         return Finding(check="bus", verdict="PASS", text=f"stream {name} is there")
+
+
+def _of_server(text: str) -> Iterator[Finding]:
+    """Check the version of the NATS server; it has none while it is not connected."""
+    if not text:
+        return
+    major, minor, *_ = (*map(int, text.split(".")), 0)
+    oldest = f"{OLDEST_NATS[0]}.{OLDEST_NATS[1]}"
+    if (major, minor) < OLDEST_NATS:
+        yield Finding(
+            check="bus",
+            verdict="FAIL",
+            text=f"the NATS server is {text}, older than {oldest}",
+            fix=f"set the image nats to {oldest} or newer",
+        )
+    else:
+        yield Finding(check="bus", verdict="PASS", text=f"the NATS server is {text}")
 
 
 class _ApiError(Struct, frozen=True):

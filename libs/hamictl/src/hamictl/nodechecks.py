@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the versions and the storage of a cluster from its objects, for ``hamictl doctor``.
+
+Pure functions over Kubernetes objects: nodes (``status.nodeInfo``), PersistentVolumeClaims and
+StorageClasses. They know no agent; what only a node's files show is checked by its agent.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from hami_common.events.asking import Finding
+
+Document = dict[str, Any]
+Version = tuple[int, int]
+
+OLDEST_KERNEL: Final = (3, 10)
+OLDEST_KUBERNETES: Final = (1, 30)
+"""The first release with ValidatingAdmissionPolicy v1 and matchConditions."""
+TESTED_KUBERNETES: Final[tuple[Version, ...]] = ((1, 34),)
+"""Releases on which the end-to-end tests run."""
+CDI_SINCE: Final[Mapping[str, Version]] = {"containerd": (1, 7), "cri-o": (1, 23)}
+"""First release of each container runtime that injects devices by CDI name."""
+DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def version_of(text: str) -> Version | None:
+    """Return major and minor number at the beginning of a version; ``None``: there are none."""
+    found = _VERSION.match(text)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def platform(nodes: Sequence[Document], *, injection: str) -> Iterator[Finding]:
+    """Check kernel, kubelet and container runtime of nodes with an agent.
+
+    ``injection`` is the agents' setting. Old kubelets and runtimes are named per node.
+    """
+    faults = [fault for node in nodes for fault in _of_node(node, injection)]
+    yield from faults
+    yield from _untested(nodes)
+    if nodes and not faults:
+        yield Finding(
+            check="node-versions",
+            verdict="PASS",
+            text=f"kernel, kubelet and container runtime of {len(nodes)} nodes are recent enough",
+        )
+
+
+def _of_node(node: Document, injection: str) -> Iterator[Finding]:
+    name = node["metadata"]["name"]
+    info: Mapping[str, str] = (node.get("status") or {}).get("nodeInfo") or {}
+    kernel = info.get("kernelVersion", "")
+    if (version_of(kernel) or OLDEST_KERNEL) < OLDEST_KERNEL:
+        yield Finding(
+            check="kernel",
+            verdict="FAIL",
+            text=f"the kernel is {kernel}, older than {_shown(OLDEST_KERNEL)}",
+            fix="upgrade the node's operating system",
+            node=name,
+        )
+    kubelet = info.get("kubeletVersion", "")
+    if (version_of(kubelet) or OLDEST_KUBERNETES) < OLDEST_KUBERNETES:
+        yield Finding(
+            check="kubernetes",
+            verdict="FAIL",
+            text=f"kubelet is {kubelet}, older than {_shown(OLDEST_KUBERNETES)}",
+            fix=f"upgrade the cluster to Kubernetes {_shown(OLDEST_KUBERNETES)} or newer",
+            node=name,
+        )
+    if injection == "cdi":
+        yield from _cdi(info.get("containerRuntimeVersion", ""), name)
+
+
+def _cdi(runtime: str, node: str) -> Iterator[Finding]:
+    word, _, text = runtime.partition("://")
+    found = version_of(text)
+    if not runtime or found is None:
+        return
+    devices = 'set injection = "devices" in config/nodeagent.toml and policy.injection in'
+    devices += " config/webhook.toml"
+    oldest = CDI_SINCE.get(word)
+    if oldest is None:
+        yield Finding(
+            check="container-runtime",
+            verdict="WARN",
+            text=f"{word} {text} is not known to inject devices by CDI name",
+            fix=devices,
+            node=node,
+        )
+    elif found < oldest:
+        yield Finding(
+            check="container-runtime",
+            verdict="FAIL",
+            text=f"{word} {text} cannot inject devices by CDI name",
+            fix=f"upgrade {word} to {_shown(oldest)} or newer, or {devices}",
+            node=node,
+        )
+
+
+def _untested(nodes: Sequence[Document]) -> Iterator[Finding]:
+    found = {
+        version
+        for node in nodes
+        if (version := version_of(_kubelet(node))) is not None and version >= OLDEST_KUBERNETES
+    }
+    tested = ", ".join(map(_shown, TESTED_KUBERNETES))
+    for version in sorted(found - set(TESTED_KUBERNETES)):
+        yield Finding(
+            check="kubernetes",
+            verdict="WARN",
+            text=f"Kubernetes {_shown(version)} is not among the tested releases: {tested}",
+            fix="run hamictl verify --all-nodes, and report what fails",
+        )
+    if found and found <= set(TESTED_KUBERNETES):
+        yield Finding(
+            check="kubernetes",
+            verdict="PASS",
+            text=f"Kubernetes {', '.join(map(_shown, sorted(found)))} is a tested release",
+        )
+
+
+def _kubelet(node: Document) -> str:
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return str(info.get("kubeletVersion", ""))
+
+
+def storage(claims: Sequence[Document], classes: Sequence[Document]) -> Iterator[Finding]:
+    """Check that the claims of the services have volumes, or can get one."""
+    names = {one["metadata"]["name"] for one in classes}
+    has_default = any(
+        (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true" for one in classes
+    )
+    pending = [one for one in claims if (one.get("status") or {}).get("phase") != "Bound"]
+    for claim in pending:
+        name = claim["metadata"]["name"]
+        wanted = (claim.get("spec") or {}).get("storageClassName")
+        yield _pending(name, wanted, names=names, has_default=has_default)
+    if claims and not pending:
+        yield Finding(
+            check="storage", verdict="PASS", text=f"{len(claims)} volume claims are bound"
+        )
+
+
+def _pending(
+    name: str, wanted: str | None, *, names: Collection[str], has_default: bool
+) -> Finding:
+    fix = "name a class for hami-nats in your overlay (docs/install.md, Storage)"
+    if wanted is None and not has_default:
+        known = f"; classes: {', '.join(sorted(names))}" if names else "; there is no StorageClass"
+        text = f"claim {name} is Pending: the cluster has no default StorageClass{known}"
+        return Finding(check="storage", verdict="FAIL", text=text, fix=fix)
+    if wanted and wanted not in names:
+        text = f"claim {name} is Pending: there is no StorageClass {wanted}"
+        return Finding(check="storage", verdict="FAIL", text=text, fix=fix)
+    return Finding(
+        check="storage",
+        verdict="WARN",
+        text=f"claim {name} is Pending",
+        fix=f"kubectl describe persistentvolumeclaim {name} names the cause",
+    )
+
+
+def _shown(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
