@@ -148,6 +148,14 @@ FATES = (
         run_by=OFFLINE_TESTS,
     ),
     Fate(
+        pattern=r"hamictl verify.*",
+        run_by=("tests/integration/hamictl/test_verify.py", '"hamictl", "verify"'),
+    ),
+    Fate(
+        pattern=r"hamictl uninstall.*",
+        run_by=("tests/integration/hamictl/test_uninstall.py", r"\.uninstaller\(\)\.run\(\)"),
+    ),
+    Fate(
         pattern=r"hamictl events .*--follow.*", why_not="goes on for ever; it runs without --follow"
     ),
     Fate(pattern=r"(hamictl|kubectl hami) .*", run_by=HAMICTL_TESTS),

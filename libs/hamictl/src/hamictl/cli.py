@@ -15,8 +15,8 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Inspect": ("get", "top", "explain", "trace", "events"),
     "Operate": ("cordon", "uncordon", "resize"),
     "Plan": ("snapshot", "simulate", "defrag"),
-    "Troubleshoot": ("doctor", "support-bundle", "replay"),
-    "Install and migrate": ("bootstrap", "import-config", "migrate"),
+    "Troubleshoot": ("doctor", "verify", "support-bundle", "replay"),
+    "Install and migrate": ("bootstrap", "import-config", "migrate", "uninstall"),
     "Settings": ("completion",),
 }
 """Commands by section of the help. Each is a name in the module of ``commands`` named after it."""

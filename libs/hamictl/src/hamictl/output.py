@@ -4,7 +4,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -45,6 +45,18 @@ def progress(text: str) -> None:
     """Print the current step on standard error, at a terminal only."""
     if sys.stderr.isatty():
         click.echo(text, err=True)
+
+
+def progress_once() -> Callable[[str], None]:
+    """Return a function that reports each text once."""
+    shown: set[str] = set()
+
+    def report(text: str) -> None:
+        if text not in shown:
+            shown.add(text)
+            progress(text)
+
+    return report
 
 
 def part(used: int, whole: int) -> str:
