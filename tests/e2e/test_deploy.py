@@ -20,8 +20,11 @@ import yaml
 from hami_common.admission.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
 from hami_common.pods import annotations, limits
 from hami_common.pods.limits import HEADER
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import Vendor
 from hami_registry.core import busaccess
 from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from hamictl import verification
 from hamictl.commands.bootstrap import AGENTS_COPIES
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.tenancy import TestTenancy
@@ -294,6 +297,52 @@ class TestNamespaces:
             site.client.create("pods", elsewhere, SYSTEM_NAMESPACE, dryRun="All")
         )
         assert "forbidden" in refused
+
+
+RESTRICTED = "restricted-tenant"
+CATALOG = Catalog.from_settings()
+
+
+@pytest.fixture(scope="class")
+async def restricted(site: Installed) -> str:
+    """A tenant's namespace that enforces the level ``restricted``, in force."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await site.client.create("namespaces", {"metadata": {"name": RESTRICTED, "labels": labels}})
+    await until(lambda: _is_ready(site, RESTRICTED))
+    return RESTRICTED
+
+
+async def _is_ready(site: Installed, namespace: str) -> bool:
+    """The namespace has the ServiceAccount that every pod needs."""
+    found = await site.client.list("serviceaccounts", namespace)
+    return bool(found["items"])
+
+
+class TestRestrictedTenants:
+    """Pods with shares in namespaces under Pod Security ``restricted``, through the webhook."""
+
+    @pytest.mark.parametrize("vendor", CATALOG.vendors, ids=lambda vendor: vendor.name)
+    async def test_pod_with_a_share_is_admitted(
+        self, site: Installed, restricted: str, vendor: Vendor
+    ) -> None:
+        request = verification.Request(
+            vendor=vendor.name,
+            resources=verification.default_resources(vendor, memory_mib=1024, core_pct=10),
+            image="app",
+            is_python=False,
+        )
+        asking = verification.pod_of(request, f"share-{vendor.name}")
+        del asking["metadata"]["namespace"]
+        made = await site.client.create("pods", asking, restricted, dryRun="All")
+        assert made["spec"]["schedulerName"] == "hami-scheduler"
+        added = {kind for one in made["spec"]["volumes"] for kind in one if kind != "name"}
+        assert added == {"downwardAPI", "emptyDir"}
+
+    async def test_level_is_in_force_there(self, site: Installed, restricted: str) -> None:
+        asking = pod("asks")
+        asking["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+        refused = await refusal(site.client.create("pods", asking, restricted, dryRun="All"))
+        assert "violates PodSecurity" in refused
 
 
 class TestTwoAccountsOfTheSchedulersPod:
