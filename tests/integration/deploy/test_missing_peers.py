@@ -89,7 +89,8 @@ class Site:
         self.processes[name].start()
 
     async def stop(self) -> dict[str, int]:
-        return {name: await process.stop() or 0 for name, process in self.processes.items()}
+        codes = {name: await process.stop() for name, process in self.processes.items()}
+        return {name: -1 if code is None else code for name, code in codes.items()}
 
     async def probe(self, name: str, path: str) -> int:
         """Status of the answer; 0: none."""
