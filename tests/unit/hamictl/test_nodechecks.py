@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hamictl import nodechecks
+from tests.cluster.releases import NAMES
 
 SOUND = {
     "kernelVersion": "6.1.0-28-amd64",
@@ -97,3 +98,7 @@ def test_pending_claim_is_named_with_its_cause(
 def test_bound_claims_pass_without_a_default_class() -> None:
     assert [one.verdict for one in nodechecks.storage([claim("Bound")], [])] == ["PASS"]
     assert list(nodechecks.storage([], [])) == []
+
+
+def test_tested_releases_are_those_of_the_tests() -> None:
+    assert [f"{major}.{minor}" for major, minor in nodechecks.TESTED_KUBERNETES] == list(NAMES)

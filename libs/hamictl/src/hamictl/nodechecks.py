@@ -17,8 +17,8 @@ Version = tuple[int, int]
 OLDEST_KERNEL: Final = (3, 10)
 OLDEST_KUBERNETES: Final = (1, 30)
 """The first release with ValidatingAdmissionPolicy v1 and matchConditions."""
-TESTED_KUBERNETES: Final[tuple[Version, ...]] = ((1, 34),)
-"""Releases on which the end-to-end tests run."""
+TESTED_KUBERNETES: Final[tuple[Version, ...]] = ((1, 34), (1, 37))
+"""Releases on which the end-to-end tests run (``tests/cluster/releases.py``)."""
 CDI_SINCE: Final[Mapping[str, Version]] = {"containerd": (1, 7), "cri-o": (1, 23)}
 """First release of each container runtime that injects devices by CDI name."""
 DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
