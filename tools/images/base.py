@@ -23,7 +23,7 @@ PACKAGES = (
 )
 _SOURCES = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d"))
 _SETTINGS = re.compile(r'Acquire::(?:http|https|Check-\w+|Retries)[\w:.-]* "[^"]+";')
-"""How apt reaches its mirrors: proxies, certificates, checks of dates."""
+"""Settings by which apt reaches its mirrors: proxies, certificates, checks of dates."""
 
 
 def stand_in(buildah: Sequence[str], architecture: str) -> str:

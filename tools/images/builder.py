@@ -45,7 +45,7 @@ INPUTS = (
 UNUSED = ("libs/hami-sim/", "native/libvgpu/tests/")
 """Parts of them that no image has."""
 BUILDERS = ("tools/images", "tools/sbom.py", "deploy/kustomize")
-"""What else decides about the result: this program, and the references."""
+"""Other inputs of the result: this program, and the references."""
 SCHEDULER = "kube-scheduler"
 REGISTRY = "docker.io"
 """Registry that container runtimes add to a name without one."""
@@ -88,7 +88,7 @@ Images = Mapping[str, Image]
 
 
 class Recipe(NamedTuple):
-    """What decides about the result of a build, and where it is kept."""
+    """Inputs of a build, and the place of its result."""
 
     key: str
     base: str

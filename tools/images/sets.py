@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What one image gets, apart from the interpreter."""
+    """Packages of one image, apart from the interpreter."""
 
     packages: frozenset[str]
     """Names of third-party packages, transitive ones included."""

@@ -181,7 +181,7 @@ class Site:
 
     @property
     def reach(self) -> Reach:
-        """How the site is used, also from another process."""
+        """Access to the site, also from another process."""
         return Reach(
             programs=str(self._programs.directory),
             kubeconfig=str(self.kubeconfig),

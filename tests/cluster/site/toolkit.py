@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imitates the OCI runtime of NVIDIA's container toolkit on the node of a site.
 
-Called as runc is. Before ``create`` it adds to the bundle's config.json what the CDI specification
-says of the devices in NVIDIA_VISIBLE_DEVICES, then it becomes runc. As the toolkit does, it ignores
-the variable in a container without CAP_SYS_ADMIN where the toolkit's configuration does not accept
-it from unprivileged containers. Runs by itself on the node, with the standard library only. Facts:
-NVIDIA container toolkit 1.17, ``internal/config/image``.
+Called as runc is. Before ``create`` it applies the edits of the CDI specification for the devices
+in NVIDIA_VISIBLE_DEVICES to the bundle's config.json, then it becomes runc. As the toolkit does, it
+ignores the variable in a container without CAP_SYS_ADMIN where the toolkit's configuration does not
+accept it from unprivileged containers. Runs by itself on the node, with the standard library only.
+Facts: NVIDIA container toolkit 1.17, ``internal/config/image``.
 """
 
 import json

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``hamictl uninstall`` on a simulated API server; kubelet is played by the test.
 
-A node is compared with what it was before the installation. What the removal pods do on a host is
-tested in ``tests/unit/nodeagent/shell/test_removal.py``.
+A node is compared with what it was before the installation. The removal pods' work on a host
+is tested in ``tests/unit/nodeagent/shell/test_removal.py``.
 """
 
 import json

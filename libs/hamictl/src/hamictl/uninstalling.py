@@ -4,8 +4,8 @@
 Steps, each idempotent, so that an interrupted run is repeated from the beginning:
 
 1. Refuse while pods hold shares, unless they may stay; their limits stay in force until they end.
-2. Delete the scheduler, so that no pod is placed, and the agents. What their removal pods need is
-   kept in a ConfigMap until everything is done.
+2. Delete the scheduler, so that no pod is placed, and the agents. A ConfigMap keeps the
+   settings of the removal pods until everything is done.
 3. Run a removal pod on each node with an agent (``hami_nodeagent remove``). Files that running
    containers have mapped stay.
 4. Remove this project's annotations and labels from nodes.

@@ -52,7 +52,7 @@ def bench(access: Access, client: KubeClient, short_path: Path) -> Bench:
                 plugin_directory=kubelet.plugin_directory,
                 pod_resources_socket=kubelet.pod_resources_socket,
                 image="simulated",
-                cdi_directory=None,
+                cdi_directory=short_path / "cdi",
                 restart=kubelet.restart,
                 logs=logs,
             )
