@@ -125,10 +125,10 @@ def main(arguments: list[str]) -> int:
     release: str | None = options.kubernetes
     unknown = [argument for argument in rest if argument not in TIERS]
     if unknown:
-        plane = ["--plane", options.plane] if options.plane else []
-        plane += ["--kubernetes", release] if release else []
-        fresh = ["--fresh"] if options.fresh else []
-        return subprocess.run([*_pytest(), *plane, *fresh, *rest], cwd=ROOT, check=False).returncode
+        chosen = ["--plane", options.plane] if options.plane else []
+        chosen += ["--kubernetes", release] if release else []
+        chosen += ["--fresh"] if options.fresh else []
+        return subprocess.run([*_pytest(), *chosen, *rest], cwd=ROOT, check=False).returncode
     if options.fresh:
         return _run_fresh(rest or ["property"], minutes=options.minutes)
     required = options.plane == "real" or release is not None or is_required()

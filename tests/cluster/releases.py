@@ -35,8 +35,7 @@ DEVICE_PLUGIN_TESTS: Final = (
     "tests/e2e/test_real_node.py",
 )
 """Parts that a release can break: the contracts with API server, kube-scheduler and kubelet,
-admission of the manifests, one pod's life, reasons of pending pods, and identity of pods on a real
-node."""
+admission of the manifests, one pod's life, reasons of pending pods, identity on a real node."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,8 @@ SPEC = ClusterSpec(
     slots=16,
     injection="devices",
     backoff_s=0.2,
-    settings={"nodeagent": {"check_s": "1"}, "scheduler": {"reconcile_s": "5"}},
+    # The agent checks as rarely as in production: what it learns late must keep no pod away.
+    settings={"scheduler": {"reconcile_s": "5"}},
 )
 TELL = (
     "env; echo ---; cat /etc/hami/limits; echo ---; "
@@ -242,17 +243,19 @@ async def crowd(cluster: NodeCluster) -> tuple[str, ...]:
     return tuple(pod.metadata.name for pod in await in_phase(cluster, "Running"))
 
 
-def hidden(name: str, cpu_milli: int) -> dict[str, Any]:
+def hidden(
+    name: str, cpu_milli: int, *, namespace: str = "nowhere", **limits: str
+) -> dict[str, Any]:
     container = {
         "name": "main",
         "image": APP,
         "command": ["sh", "-c", "echo up; exec sleep 100000"],
-        "resources": {"requests": {"cpu": f"{cpu_milli}m"}},
+        "resources": {"requests": {"cpu": f"{cpu_milli}m"}, "limits": limits},
     }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "nowhere"},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
     }
 
@@ -476,6 +479,47 @@ async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_mea
     assert {name: after[name] for name in before} == before
     assert pids.items() <= cluster.node.container_pids().items()
     assert await has_its_own(cluster, ["between"]) == []
+    assert await sound(cluster) == []
+
+
+async def test_static_pod_without_a_mirror_keeps_no_share_away_and_gets_none(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """The API server never shows these pods: one has no namespace, one's mirror is refused."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await cluster.create("/api/v1/namespaces", {"metadata": {"name": "strict", "labels": labels}})
+    unseen = {"unseen": "nowhere", "refused": "strict"}
+
+    async def unseen_run() -> bool:
+        return all(
+            "up" in cluster.node.log(f"{name}-{NODE}", "main", namespace=namespace)
+            for name, namespace in unseen.items()
+        )
+
+    for name, namespace in unseen.items():
+        cluster.node.add_static_pod(hidden(name, 1, namespace=namespace))
+    await cluster.until("the hidden pods run", unseen_run, limit_s=LIMIT_S)
+    assert (await cluster.request("GET", "/api/v1/namespaces/strict/pods"))["items"] == []
+
+    # Kubelet admits a pod as soon as the plugin has registered, before any check of the agent.
+    await cluster.taps[KUBELET_TAP].cut()
+    await cluster.create_pod(share("beside", 1113, cpu_milli=1))
+    await is_bound(cluster, "beside")
+    await cluster.node.restart_kubelet()
+    await cluster.registered()
+    await cluster.taps[KUBELET_TAP].heal()
+    await all_run(cluster, ["beside"])
+
+    # A static pod that requests a device has no allocation; it must not get that of another pod.
+    cluster.node.add_static_pod(hidden("forged", 1, **{"nvidia.com/gpu": "1"}))
+    beside = [f"beside-{number}" for number in range(4)]
+    for number, name in enumerate(beside):
+        await cluster.create_pod(share(name, 1114 + number, cpu_milli=1))
+    await all_run(cluster, beside)
+    assert await has_its_own(cluster, ["beside", *beside]) == []
+    assert cluster.node.log(f"forged-{NODE}", "main", namespace="nowhere") == ""
+    for name in (*unseen, "forged"):
+        cluster.node.remove_static_pod(name)
     assert await sound(cluster) == []
 
 

@@ -186,7 +186,7 @@ class RealNode:
     def container_pids(self) -> dict[str, int]:
         """Process ids, as the node counts them, of running containers by container id."""
         listed = subprocess.run(
-            self.space.look_command(["ctr", "-a", SOCKET, "-n", "k8s.io", "task", "ls"]),
+            self.containerd.ctr("task", "ls"),
             capture_output=True,
             text=True,
             check=True,

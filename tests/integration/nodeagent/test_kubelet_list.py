@@ -37,7 +37,16 @@ async def test_silence_is_unavailable_within_the_deadline(tmp_path: Path) -> Non
     lister = PodResources(site=site)
     with anyio.fail_after(2), pytest.raises(Unavailable):
         await lister.list()
+    with pytest.raises(Unavailable):
+        await lister.serves_get(timeout_s=0.1)
     assert await lister.foreign_ids(RESOURCE, timeout_s=0.1) == frozenset()
+    await lister.aclose()
+
+
+async def test_kubelet_that_looks_a_missing_pod_up_serves_get(plane: Plane, tmp_path: Path) -> None:
+    socket = str(plane.kubelet.pod_resources_socket)
+    lister = PodResources(site=make_site(tmp_path, pod_resources_socket=socket))
+    assert await lister.serves_get(timeout_s=1.0)
     await lister.aclose()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of kubelet's admission of pods and allocation of device ids, without sockets or time.
 
-It follows the device manager of Kubernetes 1.30 to 1.34: a pod enters the list, then its containers
+It follows the device manager of Kubernetes 1.30 to 1.37: a pod enters the list, then its containers
 are asked for one at a time, init containers first and in order, resources of one container in any
 order; ids of ordinary init containers are reused by later containers of the same pod, ids of
 sidecars are not; a pod may be refused before (eviction, sysctl) or after (node resources) its

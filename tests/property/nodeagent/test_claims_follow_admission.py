@@ -71,6 +71,13 @@ OWN = tuple(
     for i in range(PODS // 8)
 )
 """Pods of kubelet's own, whose mirrors the API server refuses."""
+FORGED = tuple(
+    ModelPod(
+        f"forged-{i}", "nowhere", f"forged-{i}", (ModelContainer("c0", "app", {RESOURCES[0]: 1}),)
+    )
+    for i in range(PODS // 8)
+)
+"""The same, but they request a device, which nobody placed."""
 KINDS: tuple[tuple[ContainerKind, ...], ...] = (
     ("app",),
     ("app",),
@@ -310,6 +317,9 @@ class Agent:
         if not isinstance(decision, Claim):
             self.refused[pod.uid] = f"{decision.code}: {decision.text}"
             raise AllocateRefused
+        if pod.uid not in self.world.entries:
+            self.wrong.append(f"{pod.uid} got {decision.pod.uid}/{decision.container}")
+            return
         recorded = {s.name: s for s in self.world.entries[pod.uid].record.containers}
         own = tuple(s for s in recorded[container.name].shares if s.vendor == request.vendor)
         if (decision.pod.uid, decision.container, decision.own) != (pod.uid, container.name, own):
@@ -328,7 +338,7 @@ def play(
     restart_at: int | None = None,
     die_after_calls: int | None = None,
     forced: Literal["no", "lasting", "any"] = "lasting",
-    unseen: Literal["no", "own", "vanished"] = "no",
+    unseen: Literal["no", "own", "forged", "vanished"] = "no",
 ) -> Agent:
     """Run one round: admit all pods in a shuffled order.
 
@@ -336,8 +346,8 @@ def play(
 
     ``forced``: predecessors that are deleted without waiting for kubelet: it lists them until it
     receives the deletion, just before the pod that took the name. ``unseen``: among the pods are
-    some that the API server never shows (kubelet's own, from files), or that were deleted by force
-    before kubelet admitted them.
+    some that the API server never shows (kubelet's own, from files, some of which request a
+    device), or that were deleted by force before kubelet admitted them.
     """
     rng = random.Random(seed)
     kubelet = ModelKubelet(ids_by_resource=IDS_BY_RESOURCE, rng=rng, active_only=active_only)
@@ -363,8 +373,10 @@ def play(
             kubelet.die_after_calls = kubelet.calls + die_after_calls
         if (old := world.predecessors.get(pod.uid)) is not None:
             kubelet.remove(old)
-        if unseen == "own" and position % 8 == 0:
+        if unseen in ("own", "forged") and position % 8 == 0:
             kubelet.admit(OWN[position // 8], agent.answer)
+        if unseen == "forged" and position % 8 == 4:
+            assert not kubelet.admit(FORGED[position // 8], agent.answer)
         try:
             admitted = kubelet.admit(pod, agent.answer)
         except KubeletDied:
@@ -457,6 +469,23 @@ def test_pods_of_kubelets_own_block_no_other_pod(worlds: list[World]) -> None:
         agent = play(worlds[seed % len(worlds)], seed, unseen="own", forced="no")
         assert agent.wrong == []
         assert agent.refused == {}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_pods_of_kubelets_own_that_request_a_device_get_none_and_block_no_other_pod(
+    worlds: list[World], *, restarts: bool
+) -> None:
+    for seed in range(50):
+        agent = play(
+            worlds[seed % len(worlds)],
+            seed,
+            unseen="forged",
+            forced="no",
+            restart_at=seed % PODS if restarts else None,
+        )
+        assert agent.wrong == []
+        assert set(agent.refused) == {pod.uid for pod in FORGED}
 
 
 @pytest.mark.timeout(120)

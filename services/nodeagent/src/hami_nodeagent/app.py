@@ -330,7 +330,13 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
     parts.recorder = EventRecorder(
         kube, component="hami-nodeagent", clock=site.clock, instance=site.node
     )
-    pods = PodSource(site=site, kube=kube, keys=parts.keys, resources=parts.vendor_by_resource)
+    pods = PodSource(
+        site=site,
+        kube=kube,
+        keys=parts.keys,
+        resources=parts.vendor_by_resource,
+        kubelet=parts.kubelet,
+    )
     check = SelfCheck(
         site=site,
         kubelet=parts.kubelet,

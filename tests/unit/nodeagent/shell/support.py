@@ -93,12 +93,18 @@ class FakeKubelet:
     def __init__(self, *pods: ListedPod) -> None:
         self.pods: Sequence[ListedPod] | None = pods
         self.list_count = 0
+        self.has_get = True
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[ListedPod, ...]:
         self.list_count += 1
         if self.pods is None:
             raise Unavailable(peer="kubelet", detail="the test says so")
         return tuple(self.pods)
+
+    async def serves_get(self, *, timeout_s: float) -> bool:
+        if self.pods is None:
+            raise Unavailable(peer="kubelet", detail="the test says so")
+        return self.has_get
 
 
 class FakePods:
@@ -109,6 +115,10 @@ class FakePods:
         self.is_available = True
         self.failures = 0
         """Reads that fail from now on."""
+        self.version = (1, 34)
+        self.versions_read = 0
+        self.kind_reads: list[int] = []
+        self.on_learn: Callable[[], None] = lambda: None
         self.on_confirm: Callable[[], None] = lambda: None
 
     async def confirm(self, facts: PodFacts) -> None:
@@ -122,8 +132,15 @@ class FakePods:
         self.confirmed.append("*")
         self.on_confirm()
 
-    async def learn_kubelet_version(self) -> None:
-        self.confirmed.append("version")
+    async def learn_list_kind(self, *, reads: int = 0) -> None:
+        self.kind_reads.append(reads)
+        self.on_learn()
+
+    async def kubelet_version(self) -> tuple[int, int]:
+        self.versions_read += 1
+        if not self.is_available:
+            raise Unavailable(peer="API", detail="the test says so")
+        return self.version
 
     def judge_again(self) -> None:
         self.confirmed.append("judged")

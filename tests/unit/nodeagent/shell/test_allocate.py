@@ -13,7 +13,7 @@ from hami_common.model.device import DeviceFacts
 from hami_common.pods.limits import decode as decode_limits
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
-from hami_nodeagent.core.claims import Claim, Refuse
+from hami_nodeagent.core.claims import Claim, ListedPod, Refuse
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.drivers.protocol import Inventory
 from hami_nodeagent.settings import VnpuCoreSettings
@@ -234,6 +234,22 @@ async def test_old_kubelet_needs_one_read_of_all_pods(tmp_path: Path) -> None:
     desk.site.picture.view.lists_active_only = False
     assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
     assert desk.pods.confirmed == ["*"]
+
+
+async def test_pod_without_a_mirror_keeps_no_share_away_right_after_a_restart_of_kubelet(
+    tmp_path: Path,
+) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    assert desk.kubelet.pods is not None
+    desk.kubelet.pods = [ListedPod(namespace="nowhere", name="static"), *desk.kubelet.pods]
+    view = desk.site.picture.view
+    view.lists_active_only = False
+    assert refused(await desk.ask("nvidia-0-0")) == "pod-unknown"
+    desk.pods.on_learn = lambda: setattr(view, "lists_active_only", True)
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert set(desk.pods.kind_reads) == {1}
 
 
 async def test_state_that_failed_a_moment_ago_is_heeded(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.pods import PodSource
 from tests.unit.nodeagent.core.builders import GPU, NODE
-from tests.unit.nodeagent.shell.support import make_site, until
+from tests.unit.nodeagent.shell.support import FakeKubelet, make_site, until
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +92,7 @@ class Bench:
             kube=self.kube,  # type: ignore[arg-type]  # the three methods used
             keys=self.keys,
             resources={GPU},
+            kubelet=FakeKubelet(),
         )
 
     def found(self, uid: str) -> PodFacts:
@@ -202,26 +203,23 @@ async def test_changed_keys_verify_known_pods_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "active_only"),
+    ("text", "version"),
     [
-        ("v1.34.0", True),
-        ("v1.35.2-eks-1", True),
-        ("v1.34+", True),
-        ("v2.0.0", True),
-        ("v1.33.9", False),
-        ("v1.9.0+k3s1", False),
-        ("", False),
-        ("nonsense", False),
+        ("v1.34.0", (1, 34)),
+        ("v1.35.2-eks-1", (1, 35)),
+        ("v1.34+", (1, 34)),
+        ("v2.0.0", (2, 0)),
+        ("v1.9.0+k3s1", (1, 9)),
+        ("", (0, 0)),
+        ("nonsense", (0, 0)),
     ],
 )
-async def test_kubelet_leaves_refused_pods_out_from_version_1_34(
-    tmp_path: Path, version: str, *, active_only: bool
+async def test_kubelet_version_is_that_of_the_nodes_status(
+    tmp_path: Path, text: str, version: tuple[int, int]
 ) -> None:
     bench = Bench(tmp_path)
-    bench.site.picture.view.lists_active_only = not active_only
-    bench.kube.version = version
-    await bench.source.learn_kubelet_version()
-    assert bench.site.picture.view.lists_active_only is active_only
+    bench.kube.version = text
+    assert await bench.source.kubelet_version() == version
     bench.kube.send.close()
     bench.kube._receive.close()  # noqa: SLF001
 

@@ -2,7 +2,7 @@
 """Decides which container an ``Allocate`` call is for and what it may have (design D9).
 
 Kubelet names device ids, not the pod. The pod is identified from kubelet's behavior (device manager
-and pod admission, Kubernetes 1.30 to 1.34):
+and pod admission, Kubernetes 1.30 to 1.37):
 
 1. A pod enters kubelet's list before it is admitted, and pods are admitted one at a time; so inside
    ``Allocate`` exactly one listed, active pod has a container that still lacks its devices.
@@ -50,7 +50,7 @@ all pods of the node are read.
 A listed pod that a read of its name does not show is a static pod (its mirror pod may be missing or
 refused), or was deleted before the agent received an event for it. The call may then be for that
 pod, unless exactly one pod of rank 0 has no sign of admission yet: by rule 1 that pod is being
-admitted.
+admitted. This needs a list without refused pods (``shell.listkind``, ADR 22).
 
 ``Wait`` means that an update (watch, ledger feed, keys) may allow a decision; the caller waits a
 bounded time and then refuses with the same code. A record is accepted only if the pod's signed

@@ -65,6 +65,8 @@ _log = logging.getLogger(__name__)
 class PodReads(Protocol):
     """Consistent reads of pods; ``shell.pods.PodSource``."""
 
+    async def learn_list_kind(self, *, reads: int) -> None: ...
+
     async def confirm(self, facts: PodFacts) -> None: ...
 
     async def confirm_all(self) -> None: ...
@@ -368,6 +370,9 @@ class Allocator:
         self, listing: Sequence[ListedPod] | None, requests: Sequence[Request], deadline_s: float
     ) -> tuple[tuple[Claim, ...] | Wait | Refuse, Confirmed]:
         """Decide on one list, with the reads that the decision requests."""
+        if self.pods is not None:
+            with anyio.move_on_after(max(0.05, deadline_s - self._clock.monotonic_s())):
+                await self.pods.learn_list_kind(reads=1)
         confirmed = Confirmed()
         decision = decide_all(self._picture.view, listing, requests, confirmed)
         for _ in range(_ROUNDS):  # rounds of one call of kubelet, whose top isolates it

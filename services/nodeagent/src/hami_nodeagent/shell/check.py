@@ -15,7 +15,7 @@ from functools import partial
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from hami_common.errors import HamiError, Unavailable
+from hami_common.errors import Unavailable
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.grants import Comparison, Grant, Shown, compare
 from hami_nodeagent.core.podfacts import PodFacts
@@ -29,7 +29,6 @@ from hami_nodeagent.shell.site import Site
 
 MISMATCH = "device-mismatch"
 _LOOK_TWICE_S = 0.5
-_VERSION_READS = 3
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +58,6 @@ class SelfCheck:
         self._keeper = keeper
         self._limiter = limiter
         self._vendor_by_resource = vendor_by_resource
-        self._version_run = ""
-        self._version_reads = 0
 
     async def run(self) -> None:
         """Check periodically until cancelled."""
@@ -74,7 +71,7 @@ class SelfCheck:
         A failing part of the check is put in quarantine; the other parts still run.
         """
         await self._part("keys", self._check_keys)
-        await self._part("version", self._learn_version)
+        await self._part("version", self._pods.learn_list_kind)
         try:
             listing = await self._kubelet.list()
         except Unavailable as error:
@@ -107,20 +104,6 @@ class SelfCheck:
         if self._drop(listing):
             await self._save()
             self._picture.note_change()
-
-    async def _learn_version(self) -> None:
-        """Read kubelet's version in each of its runs, a few times, as it is written late."""
-        if self._version_run != self._picture.view.kubelet:
-            self._version_run = self._picture.view.kubelet
-            self._version_reads = 0
-        if self._version_reads >= _VERSION_READS:
-            return
-        try:
-            await self._pods.learn_kubelet_version()
-        except HamiError as error:
-            _log.debug("kubelet version not read", extra={"problem": str(error)})
-        else:
-            self._version_reads += 1
 
     def _compare(self, listing: Sequence[ListedPod]) -> Comparison:
         return compare(self._picture.grants, self._shown(listing), self._vendor_by_resource)

@@ -124,6 +124,22 @@ class PodResources:
             for one in entry.device_ids
         )
 
+    async def serves_get(self, *, timeout_s: float) -> bool:
+        """Return whether kubelet serves ``Get``; ``Unavailable`` if it does not answer."""
+        # No pod has this name: kubelet would have to look it up only to miss it.
+        nobody = api.GetPodResourcesRequest(pod_name="-", pod_namespace="-")
+        try:
+            await self._stub.Get(nobody, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.NOT_FOUND):
+                return "not found" in (error.details() or "")  # else: "… method disabled"
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return False
+            raise Unavailable(
+                peer=PEER, detail=f"PodResources Get: {error.code().name} {error.details()}"
+            ) from error
+        return True
+
     async def _call_list(self, limit_s: float) -> api.ListPodResourcesResponse:
         deadline_s = self._clock.monotonic_s() + limit_s
         while True:

@@ -26,11 +26,11 @@ from hami_common.ports import KubeApi, WatchEvent
 from hami_common.units import whole
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
 from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.listkind import READS, GetProbe, ListKind
 from hami_nodeagent.shell.picture import UnreadablePod
 from hami_nodeagent.shell.site import Site
 
 PODS_PATH = "/api/v1/pods"
-_FIRST_ACTIVE_ONLY = (1, 34)
 _FINISHED = ("Succeeded", "Failed")
 
 _log = logging.getLogger(__name__)
@@ -89,12 +89,15 @@ class PodSource:
         kube: KubeApi,
         keys: TrustedKeys,
         resources: Collection[str],
+        kubelet: GetProbe,
     ) -> None:
         self._kube = kube
         self._picture = site.picture
         self._keys = keys
         self._resources = frozenset(resources)
         self._clock = site.clock
+        self._list_kind = ListKind(picture=site.picture, kubelet=kubelet)
+        self._list_timeout_s = site.settings.list_timeout_s
         self._metrics = site.metrics
         self._quarantine = site.quarantine
         self._views_by_uid: dict[str, PodView] = {}
@@ -241,21 +244,17 @@ class PodSource:
         for uid in [uid for uid in self._views_by_uid if self._picture.pods.find(uid) is None]:
             del self._views_by_uid[uid]
 
-    async def learn_kubelet_version(self) -> None:
-        """Read kubelet's version, which shows whether its list omits inactive (refused) pods."""
+    async def learn_list_kind(self, *, reads: int = READS) -> None:
+        """Learn whether kubelet's list omits refused pods, unless read so often in this run."""
+        await self._list_kind.learn(self, timeout_s=self._list_timeout_s, reads=reads)
+
+    async def kubelet_version(self) -> tuple[int, int]:
+        """Read kubelet's version from the node's status; (0, 0) if it is unreadable."""
         raw = await self._kube.get(api_path("api", "v1", "nodes", self._picture.node))
         try:
-            version = _node_decoder.decode(raw).status.node_info.kubelet_version
+            return _version(_node_decoder.decode(raw).status.node_info.kubelet_version)
         except UNDECODABLE:
-            version = ""
-        active_only = _version(version) >= _FIRST_ACTIVE_ONLY
-        if active_only == self._picture.view.lists_active_only:
-            return
-        self._picture.view.lists_active_only = active_only
-        _log.info(
-            "kubelet version read",
-            extra={"version": version, "active_only": self._picture.view.lists_active_only},
-        )
+            return (0, 0)
 
     def _learn(self, pod: PodView) -> None:
         facts = self._facts(pod)
