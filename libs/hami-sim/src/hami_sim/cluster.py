@@ -71,6 +71,9 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     """Hardware profile, see ``hami_sim.hardware.profile.names()``."""
     others: tuple[str, ...] = ()
     """Profiles of further vendors whose devices are in the same node."""
+    agent_paths: tuple[str, ...] = ()
+    """Directories that the agent and its plugin proxy import first: the sources of another version.
+    """
 
     def profiles(self) -> dict[str, str]:
         """Path of the hardware profile by vendor."""
@@ -350,7 +353,7 @@ class Cluster:
                     **self._limiter_settings(node),
                     **self._driver_settings(node),
                 },
-                {STATE_VARIABLE: str(self._machine(node.name))},
+                {STATE_VARIABLE: str(self._machine(node.name)), **_python_path(node)},
             )
             self._add(
                 f"plugin-proxy-{node.name}",
@@ -360,6 +363,7 @@ class Cluster:
                     *("--set", f"device_plugin_dir={root / 'device-plugins'}"),
                     *("--set", f"plugin_socket_dir={self.directory / 'plugins' / node.name}"),
                 ],
+                _python_path(node),
             )
 
     def _driver_arguments(self) -> list[str]:
@@ -712,6 +716,10 @@ class Cluster:
 _SOCKET = "hami-nvidia.sock"
 _SOCKET_PATH_LIMIT = 107
 """Characters of ``sun_path`` but the last, unix(7)."""
+
+
+def _python_path(node: NodeSpec) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(node.agent_paths)} if node.agent_paths else {}
 
 
 def _pid_of(status: Document) -> int | None:
