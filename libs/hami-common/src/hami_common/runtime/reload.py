@@ -12,7 +12,7 @@ as needing a restart. Times in seconds. Uses no settings except ``log_level`` an
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -21,8 +21,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from hami_common.errors import SettingsInvalid
 from hami_common.ports import Clock
-from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.settings import Loaded, ServiceSettings, digest_of
+
+if TYPE_CHECKING:
+    from hami_common.runtime.httpd import Handler, Request, Response
 
 S = TypeVar("S", bound=ServiceSettings)
 T = TypeVar("T", bound=Struct)
@@ -154,8 +156,12 @@ class SettingsFile(Generic[S]):
             _log.exception("settings not taken over")
             self._refuse("the service could not use it, see its log")
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, request: "Request") -> "Response":
         """Answer ``GET /configz``."""
+        from hami_common.runtime.httpd import (  # noqa: PLC0415 - the plugin proxy has no server
+            json_response,
+        )
+
         del request
         return json_response(
             Told(
@@ -168,7 +174,7 @@ class SettingsFile(Generic[S]):
             )
         )
 
-    def routes(self) -> dict[tuple[str, str], Handler]:
+    def routes(self) -> "dict[tuple[str, str], Handler]":
         """The page, for the server of the probes."""
         return {PAGE: self.page}
 

@@ -3,72 +3,129 @@
 
 A driver is chosen by name in the agent's settings and built from its own settings table; no driver
 registers itself. Vendors that are read through their tools need only a reader and an entry here.
+A driver's module is imported when the driver is built: a node has the hardware of one vendor or
+two, and the drivers of all thirteen take 3 MiB of each agent.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers.amd import reader as amd
-from hami_nodeagent.drivers.ascend import reader as ascend
-from hami_nodeagent.drivers.awsneuron import reader as awsneuron
-from hami_nodeagent.drivers.biren import reader as biren
-from hami_nodeagent.drivers.cambricon import reader as cambricon
-from hami_nodeagent.drivers.enflame import reader as enflame
-from hami_nodeagent.drivers.hygon import reader as hygon
-from hami_nodeagent.drivers.iluvatar import reader as iluvatar
-from hami_nodeagent.drivers.kunlunxin import reader as kunlunxin
-from hami_nodeagent.drivers.metax import reader as metax
-from hami_nodeagent.drivers.mthreads import reader as mthreads
-from hami_nodeagent.drivers.nvidia.driver import NvidiaDriver, NvidiaDriverSettings
+from hami_nodeagent.drivers.ascend.settings import AscendToolSettings
 from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings, is_here
-from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
-from hami_nodeagent.drivers.tool_driver import ToolDriver
-from hami_nodeagent.drivers.vastai import reader as vastai
+
+_PACKAGE = "hami_nodeagent.drivers"
 
 
 class DriverKind(Struct, frozen=True, kw_only=True):
     """One driver that can be chosen."""
 
     name: str
-    settings: type[Struct]
+    settings: Callable[[], type[Struct]]
+    """Returns the type of its settings."""
     build: Callable[..., Driver]
     signs: Signs | None = None
     """Signs by which the hardware is detected; ``None``: served only if the settings name it."""
 
 
-def _through_tool(
-    name: str,
-    reader: Callable[[ToolSettings], Reader],
-    signs: Signs,
-    *,
-    settings: type[ToolSettings] = ToolSettings,
-) -> DriverKind:
-    def build(settings: ToolSettings) -> Driver:
-        return ToolDriver(reader(settings), settings)
+def _named(module: str, name: str) -> Any:  # noqa: ANN401 - a class of that module
+    return getattr(import_module(f"{_PACKAGE}.{module}"), name)
 
-    return DriverKind(name=name, settings=settings, build=build, signs=signs)
+
+def _through_tool(
+    name: str, reader: str, signs: Signs, *, settings: type[ToolSettings] = ToolSettings
+) -> DriverKind:
+    """A vendor whose devices the class ``reader`` of its module reads."""
+
+    def build(settings: ToolSettings) -> Driver:
+        make: Callable[[ToolSettings], Reader] = _named(f"{name}.reader", reader)
+        return cast("Driver", _named("tool_driver", "ToolDriver")(make(settings), settings))
+
+    return DriverKind(name=name, settings=lambda: settings, build=build, signs=signs)
+
+
+def _own(name: str, module: str, word: str) -> DriverKind:
+    """A driver of its own: the class ``word`` of its module, with settings ``<word>Settings``."""
+    return DriverKind(
+        name=name,
+        settings=lambda: cast("type[Struct]", _named(module, f"{word}Settings")),
+        build=lambda settings: cast("Driver", _named(module, word)(settings)),
+    )
 
 
 DRIVERS = (
-    DriverKind(name="nvidia", settings=NvidiaDriverSettings, build=NvidiaDriver),
-    _through_tool("ascend", ascend.AscendReader, ascend.SIGNS, settings=ascend.AscendToolSettings),
-    _through_tool("cambricon", cambricon.CambriconReader, cambricon.SIGNS),
-    _through_tool("hygon", hygon.HygonReader, hygon.SIGNS),
-    _through_tool("iluvatar", iluvatar.IluvatarReader, iluvatar.SIGNS),
-    _through_tool("mthreads", mthreads.MthreadsReader, mthreads.SIGNS),
-    _through_tool("metax", metax.MetaxReader, metax.SIGNS),
-    _through_tool("enflame", enflame.EnflameReader, enflame.SIGNS),
-    _through_tool("kunlunxin", kunlunxin.KunlunxinReader, kunlunxin.SIGNS),
-    _through_tool("awsneuron", awsneuron.AwsNeuronReader, awsneuron.SIGNS),
-    _through_tool("amd", amd.AmdReader, amd.SIGNS),
-    _through_tool("biren", biren.BirenReader, biren.SIGNS),
-    _through_tool("vastai", vastai.VastaiReader, vastai.SIGNS),
-    DriverKind(name="simulated", settings=SimulatedDriverSettings, build=SimulatedDriver),
+    _own("nvidia", "nvidia.driver", "NvidiaDriver"),
+    _through_tool(
+        "ascend",
+        "AscendReader",
+        Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",)),
+        settings=AscendToolSettings,
+    ),
+    _through_tool(
+        "cambricon",
+        "CambriconReader",
+        Signs(pci_vendors=("cabc",), pci_classes=("12",)),
+    ),
+    _through_tool(
+        "hygon",
+        "HygonReader",
+        Signs(
+            pci_vendors=("1d94",),
+            pci_classes=("0380", "0302", "12"),
+            paths=("module/hycu", "module/hydcu"),
+        ),
+    ),
+    _through_tool(
+        "iluvatar",
+        "IluvatarReader",
+        Signs(pci_vendors=("1e3e",)),
+    ),
+    _through_tool(
+        "mthreads",
+        "MthreadsReader",
+        Signs(pci_vendors=("1ed5",)),
+    ),
+    _through_tool(
+        "metax",
+        "MetaxReader",
+        Signs(pci_vendors=("9999",)),
+    ),
+    _through_tool(
+        "enflame",
+        "EnflameReader",
+        Signs(pci_vendors=("1e36",)),
+    ),
+    _through_tool(
+        "kunlunxin",
+        "KunlunxinReader",
+        Signs(pci_vendors=("1d22",), pci_classes=("12", "03")),
+    ),
+    _through_tool(
+        "awsneuron",
+        "AwsNeuronReader",
+        Signs(paths=("devices/virtual/neuron_device", "class/neuron_device")),
+    ),
+    _through_tool(
+        "amd",
+        "AmdReader",
+        Signs(pci_vendors=("1002",), pci_classes=("0380", "0302", "12")),
+    ),
+    _through_tool(
+        "biren",
+        "BirenReader",
+        Signs(pci_vendors=("1ee0",), paths=("class/biren",), tool="brsmi"),
+    ),
+    _through_tool(
+        "vastai",
+        "VastaiReader",
+        Signs(pci_vendors=("1ec6", "1edb"), pci_classes=("12", "03"), tool="vasmi"),
+    ),
+    _own("simulated", "simulated.driver", "SimulatedDriver"),
 )
 
 
@@ -105,7 +162,7 @@ def _kind(name: str) -> DriverKind:
 
 def _table(kind: DriverKind, settings: Mapping[str, Any]) -> Struct:
     try:
-        return msgspec.convert(settings, kind.settings)
+        return msgspec.convert(settings, kind.settings())
     except msgspec.ValidationError as error:
         raise SettingsInvalid(
             field=f"drivers.{kind.name}", problem=str(error), fix="correct or remove the entry"

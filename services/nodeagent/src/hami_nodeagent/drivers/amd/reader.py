@@ -22,10 +22,9 @@ from hami_nodeagent.drivers.parse import library as library_answers
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import ProcessUsage
-from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of, read_text
+from hami_nodeagent.drivers.reader import ToolSettings, drm_of, read_text
 from hami_nodeagent.drivers.tool import Tool
 
-SIGNS = Signs(pci_vendors=("1002",), pci_classes=("0380", "0302", "12"))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
 _OLD_TOOL = "rocm-smi"
 

@@ -23,6 +23,7 @@ from hami_nodeagent.drivers.ascend.dcmi_way import DcmiWay
 from hami_nodeagent.drivers.ascend.npu_smi import NpuSmi
 from hami_nodeagent.drivers.ascend.parse_dcmi import Fault
 from hami_nodeagent.drivers.ascend.partitioner import AscendPartitioner
+from hami_nodeagent.drivers.ascend.settings import AscendToolSettings
 from hami_nodeagent.drivers.ascend.way import ChipSight, Look, Way, place_of
 from hami_nodeagent.drivers.errors import (
     DriverDenied,
@@ -33,22 +34,12 @@ from hami_nodeagent.drivers.errors import (
 from hami_nodeagent.drivers.library import LibraryProgram, LibraryReader
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.drivers.reader import ToolSettings
 from hami_nodeagent.drivers.tool import Tool
-
-SIGNS = Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",))
 
 _MOST_TOLD = 1024
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class AscendToolSettings(ToolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tool settings, and the way in which chips are shared."""
-
-    soft_shares: bool = False
-    """Chips are shared by several containers (``huawei.com/vnpu-mode: hami-core``) instead of being
-    divided; the driver's device-share is switched on through DCMI."""
 
 
 class AscendReader(LibraryReader):

@@ -18,11 +18,10 @@ from hami_nodeagent.drivers.awsneuron import tree as neuron_tree
 from hami_nodeagent.drivers.awsneuron.tree import Tree
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceHung, DriverMissing
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
+from hami_nodeagent.drivers.reader import ToolReader, ToolSettings
 from hami_nodeagent.drivers.rules import Neighbour
 from hami_nodeagent.drivers.tool import Tool
 
-SIGNS = Signs(paths=("devices/virtual/neuron_device", "class/neuron_device"))
 _MONITOR = "neuron-monitor"
 
 

@@ -15,9 +15,7 @@ from hami_nodeagent.drivers.biren import parse
 from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import forms, library
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
-from hami_nodeagent.drivers.reader import Signs
 
-SIGNS = Signs(pci_vendors=("1ee0",), paths=("class/biren",), tool="brsmi")
 _QUERY = (
     "gpu",
     f"--query-gpu={','.join(parse.COLUMNS)}",

@@ -14,9 +14,8 @@ from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.drivers.reader import ToolSettings
 
-SIGNS = Signs(pci_vendors=("cabc",), pci_classes=("12",))
 _SMLU_SHARES = 100
 """Shares have a granularity of one hundredth of a card."""
 

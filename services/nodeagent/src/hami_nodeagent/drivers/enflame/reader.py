@@ -18,9 +18,8 @@ from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.drivers.reader import ToolSettings
 
-SIGNS = Signs(pci_vendors=("1e36",))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
 
 

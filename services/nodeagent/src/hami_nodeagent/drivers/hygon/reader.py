@@ -20,13 +20,8 @@ from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse import library as library_answers
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of, read_text
+from hami_nodeagent.drivers.reader import ToolSettings, drm_of, read_text
 
-SIGNS = Signs(
-    pci_vendors=("1d94",),
-    pci_classes=("0380", "0302", "12"),
-    paths=("module/hycu", "module/hydcu"),
-)
 _FACTS = (
     "--showuniqueid", "--showserial", "--showbus", "--showmeminfo", "vram", "--showproductname",
     "--json",

@@ -11,10 +11,7 @@ from hami_nodeagent.drivers.iluvatar import binding as ixml
 from hami_nodeagent.drivers.iluvatar import parse
 from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse.seen import Sight
-from hami_nodeagent.drivers.reader import Signs
 from hami_nodeagent.drivers.rules import Neighbour
-
-SIGNS = Signs(pci_vendors=("1e3e",))
 
 
 class IluvatarReader(TwoWayReader):

@@ -19,9 +19,7 @@ from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import forms, library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("1d22",), pci_classes=("12", "03"))
+from hami_nodeagent.drivers.reader import ToolSettings
 
 
 class KunlunxinReader(TwoWayReader):

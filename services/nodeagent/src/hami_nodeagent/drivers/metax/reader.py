@@ -14,10 +14,9 @@ from hami_nodeagent.drivers.metax.partitioner import MetaxPartitioner
 from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of
+from hami_nodeagent.drivers.reader import ToolSettings, drm_of
 from hami_nodeagent.drivers.rules import Neighbour
 
-SIGNS = Signs(pci_vendors=("9999",))
 _SGPU_SHARES = 16
 
 

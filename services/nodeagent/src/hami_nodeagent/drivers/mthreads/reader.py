@@ -15,9 +15,6 @@ from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.mthreads import binding as mtml
 from hami_nodeagent.drivers.mthreads import parse
 from hami_nodeagent.drivers.parse.seen import Sight
-from hami_nodeagent.drivers.reader import Signs
-
-SIGNS = Signs(pci_vendors=("1ed5",))
 
 
 class MthreadsReader(TwoWayReader):

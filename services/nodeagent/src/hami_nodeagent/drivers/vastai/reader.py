@@ -5,10 +5,9 @@ from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.parse.seen import Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.reader import ToolReader
 from hami_nodeagent.drivers.vastai import parse
 
-SIGNS = Signs(pci_vendors=("1ec6", "1edb"), pci_classes=("12", "03"), tool="vasmi")
 _JSON = "--display-format=json"
 
 
