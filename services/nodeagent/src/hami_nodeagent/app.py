@@ -26,6 +26,7 @@ from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime import kubeio
+from hami_common.runtime.footprint import settle
 from hami_common.runtime.httpd import HttpApp, serve
 from hami_common.runtime.kubeio import EventRecorder
 from hami_common.runtime.natsio import (
@@ -57,6 +58,7 @@ from hami_nodeagent.shell.deviceplugin import DevicePlugin
 from hami_nodeagent.shell.devicewatch import DeviceWatch
 from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.hostcheck import HostCheck
+from hami_nodeagent.shell.inotify import DirectoryWatch
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
@@ -80,7 +82,6 @@ from hami_nodeagent.shell.vnpucore import VnpuCore
 
 SERVICE = "nodeagent"
 _CLOSE_S = 3.0
-_MIRROR_S = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -250,6 +251,9 @@ async def serve_agent(
 
 
 def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
+    settings = parts.site.settings
+    watch = DirectoryWatch((settings.device_plugin_dir,), poll_s=settings.kubelet_poll_s)
+    group.start_soon(parts.site.supervisor.keep, "plugin directory", watch.run)
     count_by_vendor: dict[str, int] = {}
     for resource, vendor in parts.vendor_by_resource.items():
         number = count_by_vendor[vendor] = count_by_vendor.get(vendor, 0) + 1
@@ -261,7 +265,9 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
             allocator=parts.allocator,
             tracing=parts.context.tracing,
         )
-        keeper = PluginKeeper(site=parts.site, plugin=plugin, pod_resources=parts.kubelet)
+        keeper = PluginKeeper(
+            site=parts.site, plugin=plugin, pod_resources=parts.kubelet, directory=watch
+        )
         group.start_soon(
             parts.site.supervisor.keep, "plugin", keeper.run, name=f"plugin {resource}"
         )
@@ -302,6 +308,7 @@ async def _become_ready(
         )
         group.start_soon(keep, "quarantine reports", reporter.work)
     parts.context.ready.set()
+    settle()
     _log.info("ready", extra={"node": parts.site.node, "port": port})
     task_status.started(port)
 
@@ -437,11 +444,12 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
 async def _mirror_connection(site: Site, bus: Bus) -> None:
     """Mirror the state of the bus connection into the picture."""
     while True:
+        changed = bus.changed
         if site.picture.view.bus_connected != bus.is_connected:
             site.picture.view.bus_connected = bus.is_connected
             site.metrics.bus_connected.set(bus.is_connected)
             site.picture.note_change()
-        await site.clock.sleep(_MIRROR_S)
+        await changed.wait()
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:

@@ -100,9 +100,10 @@ class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Interval at which usage regions are read while containers of different priority share a
     device."""
     neighbours_s: float = 0.1
-    """The same while containers of one priority share a device."""
+    """The same while containers of one priority share a device and one of the node is active."""
     idle_s: float = 0.5
-    """The same when no device is shared."""
+    """The same when no device is shared, or no container is active. Limits hold meanwhile: a device
+    without active containers counts as not known, and compute is enforced."""
     hold_s: float = 0.3
     """Time for which a container counts as active after its last launch."""
     lease_s: float = 1.5

@@ -51,6 +51,11 @@ class Activity:
             key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s
         }
 
+    @property
+    def is_any_active(self) -> bool:
+        """Return whether a container was active at the last ``note``."""
+        return bool(self._active_until_s)
+
     def standings(self, holders: Collection[Holder], uuids: Collection[str]) -> dict[str, Standing]:
         """Return the active levels of each of these devices."""
         standings = {uuid: Standing() for uuid in uuids}

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import anyio
 import grpc
 import grpc.aio
 from opentelemetry.trace import SpanKind
@@ -64,6 +65,8 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         )
         self.stream_count = 0
         """ListAndWatch streams that kubelet holds now: none means that it does not know us."""
+        self.silent = anyio.Event()
+        """Set when the last of these streams ends; another one for each time."""
         self._picture = site.picture
         self._allocator = allocator
         self._tracing = tracing
@@ -105,6 +108,9 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                 await changed.wait()
         finally:
             self.stream_count -= 1
+            if not self.stream_count:
+                silent, self.silent = self.silent, anyio.Event()
+                silent.set()
             # The first sign that kubelet died is the end of its stream.
             self._picture.note_served(
                 self.vendor, served=self.stream_count > 0, resource=self.resource

@@ -15,13 +15,11 @@ moment to serve a device that the bus has announced. Where a source is unavailab
 it once, exports it and relies on ``discovery_s``. Times in seconds.
 """
 
-import ctypes
 import errno
 import logging
 import os
 import socket
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -30,6 +28,7 @@ import anyio
 
 from hami_common.events.asking import Finding
 from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell import inotify
 from hami_nodeagent.shell.metrics import Metrics
 from hami_nodeagent.shell.site import Site
 
@@ -54,14 +53,6 @@ _QUIET_NODES = (b".", b"bsg", b"dm-", b"loop", b"md", b"nbd", b"nvme", b"rbd", b
 """Beginnings of names in ``/dev`` that are not accelerators: volumes and terminals."""
 _OWN_USER_NAMESPACE = ["0", "0", "4294967295"]
 _MESSAGE_BYTES = 1 << 16
-_READ_BYTES = 1 << 16
-
-_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
-_IN_Q_OVERFLOW, _IN_ONLYDIR = 0x4000, 0x01000000
-_ENTRIES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_IN_CLOSE_WRITE = 0x8
-"""For files that are watched by name; opening a device node for writing must not count."""
-_EVENT = struct.Struct("iIII")
 
 _log = logging.getLogger(__name__)
 
@@ -193,37 +184,29 @@ class DeviceWatch:
 
     def _open_directories(self) -> int:
         """Return an inotify instance on the directories; ``OSError`` if one cannot be watched."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor < 0:
-            raise _last_error()
-        self._names_by_watch = {}
-        for directory, names in self._directories.items():
-            mask = _ENTRIES | _IN_ONLYDIR | (_IN_CLOSE_WRITE if names else 0)
-            watch = libc.inotify_add_watch(descriptor, os.fsencode(directory), mask)
-            if watch < 0:
-                error = _last_error(directory)
-                os.close(descriptor)
-                raise error
-            self._names_by_watch[watch] = names
-        return int(descriptor)
+        masks = {
+            directory: inotify.ENTRIES | (inotify.CLOSE_WRITE if names else 0)
+            for directory, names in self._directories.items()
+        }
+        descriptor, directories = inotify.open_inotify(masks)
+        self._names_by_watch = {
+            watch: self._directories[directory] for watch, directory in directories.items()
+        }
+        return descriptor
 
     def _read_directories(self, descriptor: int) -> bool:
         """Read all queued changes; true if an entry appeared or disappeared, or some were lost."""
-        found = False
-        with suppress(BlockingIOError):
-            while data := os.read(descriptor, _READ_BYTES):
-                found |= any(self._concerns_nodes(*entry) for entry in _entries(data))
-        return found
+        changes = list(inotify.read_changes(descriptor))
+        return any(self._concerns_nodes(*change) for change in changes)
 
     def _concerns_nodes(self, watch: int, mask: int, name: bytes) -> bool:
         """Return whether the entry is one to watch, or whether events were lost."""
-        if mask & _IN_Q_OVERFLOW:
+        if mask & inotify.OVERFLOW:
             return True
         names = self._names_by_watch.get(watch, frozenset())
         if names:
             return name in names
-        return bool(mask & _ENTRIES) and not name.startswith(_QUIET_NODES)
+        return bool(mask & inotify.ENTRIES) and not name.startswith(_QUIET_NODES)
 
 
 def open_uevents(uid_map: Path = Path("/proc/self/uid_map")) -> int:
@@ -234,19 +217,3 @@ def open_uevents(uid_map: Path = Path("/proc/self/uid_map")) -> int:
     with socket.socket(socket.AF_NETLINK, kind, _UEVENT_PROTOCOL) as own:
         own.bind((0, _KERNEL_GROUP))
         return own.detach()
-
-
-def _last_error(directory: str = "") -> OSError:
-    number = ctypes.get_errno()
-    where = f"{directory}: " if directory else ""
-    return OSError(number, f"{where}{os.strerror(number)}")
-
-
-def _entries(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield watch, mask and name of each inotify event in ``data``."""
-    offset = 0
-    while offset + _EVENT.size <= len(data):
-        watch, mask, _, name_bytes = _EVENT.unpack_from(data, offset)
-        offset += _EVENT.size
-        yield watch, mask, data[offset : offset + name_bytes].rstrip(b"\0")
-        offset += name_bytes

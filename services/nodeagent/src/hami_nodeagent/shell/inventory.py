@@ -53,6 +53,8 @@ from hami_nodeagent.shell.site import Site
 _FAULTS_LIMIT_S = 5.0
 _UNJUDGED = "its health cannot be judged, see the agent's log"
 _AWAIT_ANSWER_S = 0.25
+_SETTLED_S = 1.0
+"""Interval at which the bus and the partitions are checked for a reason to report again."""
 REPORT_BYTES = grants.REPORT_MAX_BYTES - grants.HEADER_BYTES
 """Largest report; the rest is left to its headers."""
 INSIST_RETRIES = 100
@@ -346,7 +348,7 @@ class Reporter:
         stored: NodeReport | None = None
         stored_generation, stored_s = 0, 0.0
         while True:
-            changed = self._source.changed
+            changed, picture_changed = self._source.changed, self._picture.changed
             await self._publish_faults()
             generation = self._generation()
             made: list[NodeReport] = []
@@ -371,8 +373,19 @@ class Reporter:
                 stored_s = self._clock.monotonic_s()
                 task_status.started()
                 task_status = anyio.TASK_STATUS_IGNORED
-            with anyio.move_on_after(1.0):  # the bus may have reconnected
-                await changed.wait()
+            # The facts are those of the source and of the picture's partitions. A report is made
+            # again only after one of these changed, or the bus reconnected.
+            while not (
+                changed.is_set()
+                or picture_changed.is_set()
+                or generation != self._generation()
+                or self.is_overruled
+            ):
+                with anyio.move_on_after(_SETTLED_S):
+                    await changed.wait()
+            if not changed.is_set():
+                with anyio.move_on_after(_SETTLED_S):  # the picture changes with each pod
+                    await changed.wait()
 
     async def follow_canonical(self) -> None:
         """Read the registry's canonical devices until cancelled."""

@@ -30,6 +30,7 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
 from hami_common.runtime.tasks import Backoff, finish_within
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
+from hami_nodeagent.shell.inotify import DirectoryWatch, first_of
 from hami_nodeagent.shell.pluginproxy import (
     KUBELET_SOCKET,
     STREAMS,
@@ -80,11 +81,14 @@ class PluginKeeper:
         site: Site,
         plugin: DevicePlugin,
         pod_resources: PodResources,
+        directory: DirectoryWatch,
     ) -> None:
-        directory = Path(site.settings.device_plugin_dir)
+        """``directory`` watches kubelet's directory of plugins."""
+        self._directory = directory
+        path = Path(site.settings.device_plugin_dir)
         self._plugin = plugin
-        self._kubelet = directory / KUBELET_SOCKET
-        self._socket = directory / f"hami-{plugin.name}.sock"
+        self._kubelet = path / KUBELET_SOCKET
+        self._socket = path / f"hami-{plugin.name}.sock"
         """Socket that kubelet connects to."""
         self._own = self._socket
         """Socket that this plugin serves: the same, or the one that the proxy connects to."""
@@ -151,10 +155,14 @@ class PluginKeeper:
         made its socket. A socket file alone may be one that outlived a reboot.
         """
         while True:
+            changed = self._directory.changed
             run = identity(self._kubelet)
-            if run and await _listens(self._kubelet):
+            if not run:
+                await self._directory.wait(changed)
+            elif await _listens(self._kubelet):
                 return run
-            await anyio.sleep(min(self._poll_s, _LISTENS_S))
+            else:
+                await anyio.sleep(min(self._poll_s, _LISTENS_S))
 
     def _meet(self, run: str) -> None:
         """Take note of kubelet's run before it can call us."""
@@ -244,15 +252,19 @@ class PluginKeeper:
         own = identity(self._socket)
         silent_since_s = self._clock.monotonic_s()
         while True:
-            await anyio.sleep(self._poll_s)
+            changed, silent = self._directory.changed, self._plugin.silent
             if identity(self._kubelet) != run:
                 return "kubelet's socket is another one"
             if identity(self._socket) != own:
                 return "our socket was removed"
             if self._plugin.stream_count:
+                with anyio.move_on_after(self._directory.wait_s):
+                    await first_of(changed, silent)
                 silent_since_s = self._clock.monotonic_s()
             elif self._clock.monotonic_s() - silent_since_s > STREAM_S:
                 return "kubelet left"
+            else:
+                await anyio.sleep(self._poll_s)
 
     def _count(self, outcome: str) -> None:
         self._metrics.registrations.labels(resource=self._plugin.resource, outcome=outcome).inc()

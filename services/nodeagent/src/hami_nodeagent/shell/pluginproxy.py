@@ -27,10 +27,12 @@ import grpc
 import grpc.aio
 
 from hami_common.errors import SettingsInvalid
+from hami_common.runtime.footprint import settle
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
+from hami_nodeagent.shell.inotify import DirectoryWatch, first_of
 
 SERVICE = "plugin-proxy"
 REPEATED_S = "hami-repeated-s"
@@ -71,7 +73,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     call_wait_s: float = 20.0
     """Time for which kubelet's call waits for the agent; kubelet admits no other pod meanwhile."""
     poll_s: float = 0.05
-    """Interval at which sockets and the connection to the agent are checked."""
+    """Interval at which the directories of sockets are read while the kernel reports no changes."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,9 +87,14 @@ async def serve_proxy(context: ServiceContext[Settings]) -> None:
     make_socket_directory(settings.plugin_socket_dir)
     async with background() as group:
         supervisor = Supervisor(clock=context.clock, registry=context.registry)
-        find = partial(_find_endpoints, settings, supervisor, group.start_soon, set())
+        watch = DirectoryWatch(
+            (settings.plugin_socket_dir, settings.device_plugin_dir), poll_s=settings.poll_s
+        )
+        group.start_soon(supervisor.keep, "directories", watch.run)
+        find = partial(_find_endpoints, settings, watch, supervisor, group.start_soon, set())
         group.start_soon(supervisor.keep, "sockets", find)
         context.ready.set()
+        settle()
         await context.stopping.wait()
 
 
@@ -106,16 +113,21 @@ def make_socket_directory(path: str) -> Path:
 
 
 async def _find_endpoints(
-    settings: Settings, supervisor: Supervisor, start: Callable[..., object], known: set[str]
+    settings: Settings,
+    watch: DirectoryWatch,
+    supervisor: Supervisor,
+    start: Callable[..., object],
+    known: set[str],
 ) -> None:
     """Serve each socket of the agent in its own task, which is restarted when it fails."""
     while True:
+        changed = watch.changed
         for path in _sockets(settings.plugin_socket_dir):  # each is served in a task of its own
             if path.name not in known:
                 known.add(path.name)
                 offered = Path(settings.device_plugin_dir) / path.name
-                start(supervisor.keep, path.stem, Endpoint(path, offered, settings).run)
-        await anyio.sleep(settings.poll_s)
+                start(supervisor.keep, path.stem, Endpoint(path, offered, settings, watch).run)
+        await watch.wait(changed)
 
 
 def _sockets(directory: str) -> list[Path]:
@@ -136,8 +148,11 @@ def identity(socket: Path) -> str:
 class Endpoint:
     """One plugin: the agent's socket, and the socket that is offered to kubelet."""
 
-    def __init__(self, agent: Path, offered: Path, settings: Settings) -> None:
-        """Forward calls at ``offered`` to ``agent``."""
+    def __init__(
+        self, agent: Path, offered: Path, settings: Settings, watch: DirectoryWatch
+    ) -> None:
+        """Forward calls at ``offered`` to ``agent``; ``watch`` covers the directories of both."""
+        self._directories = watch
         self._agent = agent
         self._offered = offered
         self._settings = settings
@@ -166,10 +181,13 @@ class Endpoint:
         return state == grpc.ChannelConnectivity.READY
 
     async def _wait_agent(self) -> None:
-        while True:
-            if self._is_agent_there():
-                return
-            await anyio.sleep(self._settings.poll_s)
+        while not self._is_agent_there():
+            await self._state_changes()
+
+    async def _state_changes(self) -> None:
+        """Wait until the connection to the agent is made, lost or tried again."""
+        state = self._channel.get_state(try_to_connect=True)
+        await self._channel.wait_for_state_change(state)
 
     async def _serve(self) -> str:
         """Serve until kubelet removes the socket or an outage exceeds ``hold_s``; return why."""
@@ -189,15 +207,34 @@ class Endpoint:
                 self._offered.unlink(missing_ok=True)
 
     async def _watch(self, own: str) -> str:
-        seen_s = anyio.current_time()
-        while True:
-            await anyio.sleep(self._settings.poll_s)
-            if identity(self._offered) != own:
-                return "kubelet removed the socket"
-            if self._is_agent_there():
-                seen_s = anyio.current_time()
-            elif anyio.current_time() - seen_s > self._settings.hold_s:
-                return f"no agent for {self._settings.hold_s:g} s"
+        hold_s = self._settings.hold_s
+        turned = anyio.Event()
+        gone_s: float | None = None
+
+        async def follow_agent() -> None:
+            nonlocal turned
+            while True:
+                await self._state_changes()
+                before, turned = turned, anyio.Event()
+                before.set()
+
+        async with background() as group:
+            group.start_soon(follow_agent)
+            while True:
+                changed, event = self._directories.changed, turned
+                if identity(self._offered) != own:
+                    return "kubelet removed the socket"
+                wait_s = self._directories.wait_s
+                if self._is_agent_there():
+                    gone_s = None
+                else:
+                    gone_s = anyio.current_time() if gone_s is None else gone_s
+                    left_s = gone_s + hold_s - anyio.current_time()
+                    if left_s <= 0:
+                        return f"no agent for {hold_s:g} s"
+                    wait_s = min(wait_s, left_s)
+                with anyio.move_on_after(wait_s):
+                    await first_of(changed, event)
 
     async def call(self, method: str, request: bytes, context: _Context) -> bytes:
         """Forward one call; retry it if interrupted, until an answer or ``call_wait_s`` is over."""

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from hami_common.runtime.quarantine import sift
@@ -154,6 +155,9 @@ class PriorityKeeper:
         self._pods_dir = Path(settings.pods_dir)
         self._path = Path(settings.priority.directory) / FILE_NAME
         self._activity = Activity(hold_s=settings.priority.hold_s)
+        self._holders: tuple[Holder, ...] = ()
+        self._holders_of: anyio.Event | None = None
+        """The picture's change event when ``_holders`` was read: another one means a change."""
 
     @property
     def mounts(self) -> tuple[BindMount, ...]:
@@ -190,21 +194,31 @@ class PriorityKeeper:
         settings = self._site.settings.priority
         devices = self._picture.view.devices_by_uuid.values()
         uuids = [one.uuid for one in devices if one.vendor in LIMITED_VENDORS]
-        holders = [
-            holder
-            for holder in holders_of(
-                self._picture.entries_by_uid,
-                self._picture.pods,
-                self._picture.grants,
-                self._picture.view.devices_by_uuid,
-            )
-            if not holder.is_whole and holder.volume
-        ]
+        holders = self._limited_holders()
         for key, error in await anyio.to_thread.run_sync(self._write, page, holders, uuids):
             self._site.quarantine.failed("region", f"{'/'.join(key)} activity", error)
         if has_rivals(holders):
             return settings.rivals_s
-        return settings.neighbours_s if has_neighbours(holders) else settings.idle_s
+        if has_neighbours(holders) and self._activity.is_any_active:
+            return settings.neighbours_s
+        return settings.idle_s
+
+    def _limited_holders(self) -> tuple[Holder, ...]:
+        """Return the containers with a region; read again only after a change of the picture."""
+        changed = self._picture.changed
+        if self._holders_of is not changed:
+            self._holders_of = changed
+            self._holders = tuple(
+                holder
+                for holder in holders_of(
+                    self._picture.entries_by_uid,
+                    self._picture.pods,
+                    self._picture.grants,
+                    self._picture.view.devices_by_uuid,
+                )
+                if not holder.is_whole and holder.volume
+            )
+        return self._holders
 
     def _write(
         self, page: PriorityPage, holders: Sequence[Holder], uuids: Sequence[str]

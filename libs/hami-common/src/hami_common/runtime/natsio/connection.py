@@ -200,6 +200,11 @@ class Bus:
         version = client.connected_server_version
         return f"{version.major}.{version.minor}.{version.patch}"
 
+    @property
+    def changed(self) -> anyio.Event:
+        """Set when the connection is lost, made or renewed. Take it before reading the state."""
+        return self._changed
+
     async def wait_connected(self, *, after: int = 0) -> int:
         """Wait until a connection later than generation ``after`` is up; returns its generation."""
         while self._client is None or self.generation <= after:
