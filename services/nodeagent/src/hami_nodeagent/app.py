@@ -252,7 +252,11 @@ async def serve_agent(
 
 def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
     settings = parts.site.settings
-    watch = DirectoryWatch((settings.device_plugin_dir,), poll_s=settings.kubelet_poll_s)
+    watch = DirectoryWatch(
+        (settings.device_plugin_dir,),
+        clock=parts.site.clock,
+        poll_s=settings.kubelet_poll_s,
+    )
     group.start_soon(parts.site.supervisor.keep, "plugin directory", watch.run)
     count_by_vendor: dict[str, int] = {}
     for resource, vendor in parts.vendor_by_resource.items():

@@ -2,9 +2,13 @@
 """The page that shows containers the active priorities: its layout, and its round trip."""
 
 import subprocess
+from collections.abc import Iterator
+from itertools import count, repeat
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -173,3 +177,82 @@ async def test_launches_of_a_pod_reach_the_page(tmp_path: Path) -> None:
                 path.with_name("fresh").write_bytes(built.data())
                 path.with_name("fresh").replace(path)
                 await anyio.sleep(0.01)
+
+
+class Hurried:
+    """A clock whose sleepers wake at once, until ``limit_s`` is over; counts the sleeps."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.elapsed_s = 0.0
+        self.sleeps = 0
+        self.over = anyio.Event()
+
+    def now_s(self) -> float:
+        return self.elapsed_s
+
+    def monotonic_s(self) -> float:
+        return self.elapsed_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self.elapsed_s += delay_s
+        self.sleeps += 1
+        if self.elapsed_s >= self.limit_s:
+            self.over.set()
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("activity", "sleeps"),
+    [
+        pytest.param(repeat(7), range(20, 22), id="idle: twice a second"),
+        pytest.param(count(), range(95, 103), id="launching: ten times a second"),
+    ],
+)
+async def test_regions_of_one_priority_are_read_often_only_while_a_container_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activity: Iterator[int], sleeps: range
+) -> None:
+    site = make_site(
+        tmp_path / "state",
+        pods_dir=str(tmp_path / "pods"),
+        priority=PrioritySettings(directory=str(tmp_path / "page")),
+    )
+    site.clock = clock = Hurried(10.0)
+    for name in ("one", "two"):
+        pod = Given(name, region_volumes={"main": "region"})
+        know(site, pod)
+        site.picture.grants.add(pod.grant("main", "a"))
+    monkeypatch.setattr(priority, "read_activity", lambda _: next(activity))
+    async with background() as group:
+        group.start_soon(PriorityKeeper(site).run)
+        with anyio.fail_after(10):
+            await clock.over.wait()
+    assert clock.sleeps in sleeps
+
+
+@pytest.mark.anyio
+async def test_holders_are_collected_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(
+        tmp_path / "state", priority=PrioritySettings(directory=str(tmp_path / "page"))
+    )
+    site.clock = clock = Hurried(10.0)
+    collected = 0
+    real = priority.holders_of
+
+    def counted(*facts: Any) -> Any:
+        nonlocal collected
+        collected += 1
+        if collected == 1:
+            site.picture.note_change()
+        return real(*facts)
+
+    monkeypatch.setattr(priority, "holders_of", counted)
+    async with background() as group:
+        group.start_soon(PriorityKeeper(site).run)
+        with anyio.fail_after(10):
+            await clock.over.wait()
+    assert collected == 2

@@ -2,137 +2,100 @@
 """Node halves of the vendors, and the one list of them.
 
 A driver is chosen by name in the agent's settings and built from its own settings table; no driver
-registers itself. Vendors that are read through their tools need only a reader and an entry here.
-A driver's module is imported when the driver is built: a node has the hardware of one vendor or
-two, and the drivers of all thirteen take 3 MiB of each agent.
+registers itself. Vendors that are read through their tools need only a package and an entry here.
+A vendor's package contains its signs of hardware; its reader is imported when it is built, because
+a node has the hardware of one vendor or two, and all drivers would take 3 MiB of each agent.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
+from hami_nodeagent.drivers import (
+    amd,
+    ascend,
+    awsneuron,
+    biren,
+    cambricon,
+    enflame,
+    hygon,
+    iluvatar,
+    kunlunxin,
+    metax,
+    mthreads,
+    vastai,
+)
 from hami_nodeagent.drivers.ascend.settings import AscendToolSettings
 from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings, is_here
 
-_PACKAGE = "hami_nodeagent.drivers"
+S = TypeVar("S", bound=Struct)
 
 
 class DriverKind(Struct, frozen=True, kw_only=True):
     """One driver that can be chosen."""
 
     name: str
-    settings: Callable[[], type[Struct]]
-    """Returns the type of its settings."""
-    build: Callable[..., Driver]
+    build: Callable[[Mapping[str, Any]], Driver]
+    """Build it from its settings table; ``SettingsInvalid`` names the error."""
     signs: Signs | None = None
     """Signs by which the hardware is detected; ``None``: served only if the settings name it."""
-
-
-def _named(module: str, name: str) -> Any:  # noqa: ANN401 - a class of that module
-    return getattr(import_module(f"{_PACKAGE}.{module}"), name)
+    settings: type[ToolSettings] = ToolSettings
+    """Type of the settings table of a driver with signs."""
 
 
 def _through_tool(
-    name: str, reader: str, signs: Signs, *, settings: type[ToolSettings] = ToolSettings
+    name: str,
+    make_reader: Callable[[ToolSettings], Reader],
+    signs: Signs,
+    *,
+    settings: type[ToolSettings] = ToolSettings,
 ) -> DriverKind:
-    """A vendor whose devices the class ``reader`` of its module reads."""
+    def build(table: Mapping[str, Any]) -> Driver:
+        from hami_nodeagent.drivers.tool_driver import ToolDriver
 
-    def build(settings: ToolSettings) -> Driver:
-        make: Callable[[ToolSettings], Reader] = _named(f"{name}.reader", reader)
-        return cast("Driver", _named("tool_driver", "ToolDriver")(make(settings), settings))
+        own = _convert(name, table, settings)
+        return ToolDriver(make_reader(own), own)
 
-    return DriverKind(name=name, settings=lambda: settings, build=build, signs=signs)
+    return DriverKind(name=name, build=build, signs=signs, settings=settings)
 
 
-def _own(name: str, module: str, word: str) -> DriverKind:
-    """A driver of its own: the class ``word`` of its module, with settings ``<word>Settings``."""
-    return DriverKind(
-        name=name,
-        settings=lambda: cast("type[Struct]", _named(module, f"{word}Settings")),
-        build=lambda settings: cast("Driver", _named(module, word)(settings)),
-    )
+def _nvidia(table: Mapping[str, Any]) -> Driver:
+    from hami_nodeagent.drivers.nvidia.driver import NvidiaDriver, NvidiaDriverSettings
+
+    return NvidiaDriver(_convert("nvidia", table, NvidiaDriverSettings))
+
+
+def _simulated(table: Mapping[str, Any]) -> Driver:
+    from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
+
+    return SimulatedDriver(_convert("simulated", table, SimulatedDriverSettings))
 
 
 DRIVERS = (
-    _own("nvidia", "nvidia.driver", "NvidiaDriver"),
-    _through_tool(
-        "ascend",
-        "AscendReader",
-        Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",)),
-        settings=AscendToolSettings,
-    ),
-    _through_tool(
-        "cambricon",
-        "CambriconReader",
-        Signs(pci_vendors=("cabc",), pci_classes=("12",)),
-    ),
-    _through_tool(
-        "hygon",
-        "HygonReader",
-        Signs(
-            pci_vendors=("1d94",),
-            pci_classes=("0380", "0302", "12"),
-            paths=("module/hycu", "module/hydcu"),
-        ),
-    ),
-    _through_tool(
-        "iluvatar",
-        "IluvatarReader",
-        Signs(pci_vendors=("1e3e",)),
-    ),
-    _through_tool(
-        "mthreads",
-        "MthreadsReader",
-        Signs(pci_vendors=("1ed5",)),
-    ),
-    _through_tool(
-        "metax",
-        "MetaxReader",
-        Signs(pci_vendors=("9999",)),
-    ),
-    _through_tool(
-        "enflame",
-        "EnflameReader",
-        Signs(pci_vendors=("1e36",)),
-    ),
-    _through_tool(
-        "kunlunxin",
-        "KunlunxinReader",
-        Signs(pci_vendors=("1d22",), pci_classes=("12", "03")),
-    ),
-    _through_tool(
-        "awsneuron",
-        "AwsNeuronReader",
-        Signs(paths=("devices/virtual/neuron_device", "class/neuron_device")),
-    ),
-    _through_tool(
-        "amd",
-        "AmdReader",
-        Signs(pci_vendors=("1002",), pci_classes=("0380", "0302", "12")),
-    ),
-    _through_tool(
-        "biren",
-        "BirenReader",
-        Signs(pci_vendors=("1ee0",), paths=("class/biren",), tool="brsmi"),
-    ),
-    _through_tool(
-        "vastai",
-        "VastaiReader",
-        Signs(pci_vendors=("1ec6", "1edb"), pci_classes=("12", "03"), tool="vasmi"),
-    ),
-    _own("simulated", "simulated.driver", "SimulatedDriver"),
+    DriverKind(name="nvidia", build=_nvidia),
+    _through_tool("ascend", ascend.make_reader, ascend.SIGNS, settings=AscendToolSettings),
+    _through_tool("cambricon", cambricon.make_reader, cambricon.SIGNS),
+    _through_tool("hygon", hygon.make_reader, hygon.SIGNS),
+    _through_tool("iluvatar", iluvatar.make_reader, iluvatar.SIGNS),
+    _through_tool("mthreads", mthreads.make_reader, mthreads.SIGNS),
+    _through_tool("metax", metax.make_reader, metax.SIGNS),
+    _through_tool("enflame", enflame.make_reader, enflame.SIGNS),
+    _through_tool("kunlunxin", kunlunxin.make_reader, kunlunxin.SIGNS),
+    _through_tool("awsneuron", awsneuron.make_reader, awsneuron.SIGNS),
+    _through_tool("amd", amd.make_reader, amd.SIGNS),
+    _through_tool("biren", biren.make_reader, biren.SIGNS),
+    _through_tool("vastai", vastai.make_reader, vastai.SIGNS),
+    DriverKind(name="simulated", build=_simulated),
 )
 
 
 def build_driver(name: str, settings: Mapping[str, Any]) -> Driver:
     """Build the driver ``name`` from its settings table; ``SettingsInvalid`` names the error."""
-    kind = _kind(name)
-    return kind.build(_table(kind, settings))
+    return _kind(name).build(settings)
 
 
 def is_detected(name: str, settings: Mapping[str, Any]) -> bool:
@@ -140,8 +103,7 @@ def is_detected(name: str, settings: Mapping[str, Any]) -> bool:
     kind = _kind(name)
     if kind.signs is None:
         return False
-    table = _table(kind, settings)
-    return isinstance(table, ToolSettings) and is_here(kind.signs, table)
+    return is_here(kind.signs, _convert(name, settings, kind.settings))
 
 
 def detectable() -> tuple[str, ...]:
@@ -160,12 +122,12 @@ def _kind(name: str) -> DriverKind:
     return kind
 
 
-def _table(kind: DriverKind, settings: Mapping[str, Any]) -> Struct:
+def _convert(name: str, table: Mapping[str, Any], settings: type[S]) -> S:
     try:
-        return msgspec.convert(settings, kind.settings())
+        return msgspec.convert(table, settings)
     except msgspec.ValidationError as error:
         raise SettingsInvalid(
-            field=f"drivers.{kind.name}", problem=str(error), fix="correct or remove the entry"
+            field=f"drivers.{name}", problem=str(error), fix="correct or remove the entry"
         ) from error
 
 

@@ -10,6 +10,7 @@ Seconds throughout.
 import ctypes
 import errno
 import logging
+import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +19,17 @@ from pathlib import Path
 
 import anyio
 
+from hami_common.ports import Clock
+
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
 CLOSE_WRITE = 0x8
 """For files that are watched by name; opening a device node for writing must not count."""
-OVERFLOW, ONLY_DIRECTORY = 0x4000, 0x01000000
+OVERFLOW, IGNORED, ONLY_DIRECTORY = 0x4000, 0x8000, 0x01000000
+"""``IGNORED``: the directory was removed, and its watch with it."""
 ENTRIES = MOVED_FROM | MOVED_TO | CREATE | DELETE
 SAFETY_S = 5.0
 """Interval at which a watched directory is read without an event, in case one was lost."""
+_RETRY_S = 1.0
 _READ_BYTES = 1 << 16
 _EVENT = struct.Struct("iIII")
 
@@ -84,12 +89,14 @@ async def first_of(*events: anyio.Event) -> None:
 class DirectoryWatch:
     """Wakes tasks when an entry of one of some directories is created, removed or renamed."""
 
-    def __init__(self, directories: Iterable[Path | str], *, poll_s: float) -> None:
+    def __init__(self, directories: Iterable[Path | str], *, clock: Clock, poll_s: float) -> None:
         """Let tasks look every ``poll_s`` while the kernel does not report changes."""
         self._directories = tuple(str(directory) for directory in directories)
+        self._clock = clock
         self._poll_s = poll_s
         self._changed = anyio.Event()
         self._is_watching = False
+        self._problem = ""
 
     @property
     def changed(self) -> anyio.Event:
@@ -101,37 +108,45 @@ class DirectoryWatch:
         """Longest wait before the directory should be read without an event."""
         return max(SAFETY_S, self._poll_s) if self._is_watching else self._poll_s
 
-    async def wait(self, changed: anyio.Event) -> None:
-        """Wait until ``changed`` is set, or it is time to look anyway."""
-        with anyio.move_on_after(self.wait_s):
-            await changed.wait()
+    async def wait(self, *events: anyio.Event, most_s: float = math.inf) -> None:
+        """Wait until one of these events is set, ``most_s`` is over, or it is time to look."""
+        with anyio.move_on_after(min(self.wait_s, most_s)):
+            await first_of(*events)
 
     async def run(self) -> None:
-        """Watch until cancelled; begin again with a directory that appears later."""
-        problem = ""
+        """Watch until cancelled; begin again when a directory appears or is replaced."""
         while True:
             try:
                 descriptor, _ = open_inotify(dict.fromkeys(self._directories, ENTRIES))
             except OSError as error:
-                if str(error) != problem and error.errno != errno.ENOENT:
-                    problem = str(error)
-                    _log.warning(
-                        "directory not watched, it is polled",
-                        extra={"problem": problem, "interval_s": self._poll_s},
-                    )
-                await anyio.sleep(max(1.0, self._poll_s))
-                continue
-            self._is_watching = True
-            try:
-                self._note()  # what changed before the watch began
-                while True:
-                    await anyio.wait_readable(descriptor)
-                    for _ in read_changes(descriptor):
-                        pass
-                    self._note()
-            finally:
-                self._is_watching = False
-                os.close(descriptor)
+                self._report(error)
+            else:
+                await self._follow(descriptor)
+            await self._clock.sleep(max(_RETRY_S, self._poll_s))
+
+    async def _follow(self, descriptor: int) -> None:
+        """Wake the tasks until one of the directories is removed."""
+        self._is_watching = True
+        try:
+            self._note()  # changes before the watch began
+            is_complete = True
+            while is_complete:
+                await anyio.wait_readable(descriptor)
+                changes = list(read_changes(descriptor))
+                is_complete = not any(mask & IGNORED for _, mask, _ in changes)
+                self._note()
+        finally:
+            self._is_watching = False
+            os.close(descriptor)
+
+    def _report(self, error: OSError) -> None:
+        if str(error) == self._problem or error.errno == errno.ENOENT:
+            return
+        self._problem = str(error)
+        _log.warning(
+            "directory not watched, it is polled",
+            extra={"problem": self._problem, "interval_s": self._poll_s},
+        )
 
     def _note(self) -> None:
         changed, self._changed = self._changed, anyio.Event()

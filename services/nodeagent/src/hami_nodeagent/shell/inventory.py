@@ -373,19 +373,17 @@ class Reporter:
                 stored_s = self._clock.monotonic_s()
                 task_status.started()
                 task_status = anyio.TASK_STATUS_IGNORED
-            # The facts are those of the source and of the picture's partitions. A report is made
-            # again only after one of these changed, or the bus reconnected.
-            while not (
-                changed.is_set()
-                or picture_changed.is_set()
-                or generation != self._generation()
-                or self.is_overruled
-            ):
+            # The facts are those of the source and of the picture's partitions: the next report is
+            # made after a change of one of them, or when the bus reconnected.
+            while not changed.is_set():
                 with anyio.move_on_after(_SETTLED_S):
                     await changed.wait()
-            if not changed.is_set():
-                with anyio.move_on_after(_SETTLED_S):  # the picture changes with each pod
-                    await changed.wait()
+                if (
+                    picture_changed.is_set()
+                    or generation != self._generation()
+                    or self.is_overruled
+                ):
+                    break
 
     async def follow_canonical(self) -> None:
         """Read the registry's canonical devices until cancelled."""

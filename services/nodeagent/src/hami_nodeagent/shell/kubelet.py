@@ -30,7 +30,7 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
 from hami_common.runtime.tasks import Backoff, finish_within
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
-from hami_nodeagent.shell.inotify import DirectoryWatch, first_of
+from hami_nodeagent.shell.inotify import DirectoryWatch
 from hami_nodeagent.shell.pluginproxy import (
     KUBELET_SOCKET,
     STREAMS,
@@ -258,8 +258,7 @@ class PluginKeeper:
             if identity(self._socket) != own:
                 return "our socket was removed"
             if self._plugin.stream_count:
-                with anyio.move_on_after(self._directory.wait_s):
-                    await first_of(changed, silent)
+                await self._directory.wait(changed, silent)
                 silent_since_s = self._clock.monotonic_s()
             elif self._clock.monotonic_s() - silent_since_s > STREAM_S:
                 return "kubelet left"

@@ -32,7 +32,7 @@ from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
-from hami_nodeagent.shell.inotify import DirectoryWatch, first_of
+from hami_nodeagent.shell.inotify import DirectoryWatch
 
 SERVICE = "plugin-proxy"
 REPEATED_S = "hami-repeated-s"
@@ -46,6 +46,7 @@ REFUSAL = "hami: "
 """Prefix of the agent's own refusals, which are not retried."""
 _STOP_S = 1.0
 _AGAIN_S = 0.05
+_READY = grpc.ChannelConnectivity.READY
 _TRANSPORT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 _CHANNEL_OPTIONS = [
     ("grpc.default_authority", "localhost"),
@@ -88,10 +89,12 @@ async def serve_proxy(context: ServiceContext[Settings]) -> None:
     async with background() as group:
         supervisor = Supervisor(clock=context.clock, registry=context.registry)
         watch = DirectoryWatch(
-            (settings.plugin_socket_dir, settings.device_plugin_dir), poll_s=settings.poll_s
+            (settings.plugin_socket_dir, settings.device_plugin_dir),
+            clock=context.clock,
+            poll_s=settings.poll_s,
         )
         group.start_soon(supervisor.keep, "directories", watch.run)
-        find = partial(_find_endpoints, settings, watch, supervisor, group.start_soon, set())
+        find = partial(find_endpoints, settings, watch, supervisor, group.start_soon, set())
         group.start_soon(supervisor.keep, "sockets", find)
         context.ready.set()
         settle()
@@ -112,7 +115,7 @@ def make_socket_directory(path: str) -> Path:
     return directory
 
 
-async def _find_endpoints(
+async def find_endpoints(
     settings: Settings,
     watch: DirectoryWatch,
     supervisor: Supervisor,
@@ -176,18 +179,14 @@ class Endpoint:
                     "plugin withdrawn", extra={"plugin": self._offered.name, "reason": reason}
                 )
 
-    def _is_agent_there(self) -> bool:
-        state = self._channel.get_state(try_to_connect=True)
-        return state == grpc.ChannelConnectivity.READY
+    def _agent_state(self) -> grpc.ChannelConnectivity:
+        """Return the state of the connection to the agent; an idle one is made again."""
+        return self._channel.get_state(try_to_connect=True)
 
     async def _wait_agent(self) -> None:
-        while not self._is_agent_there():
-            await self._state_changes()
-
-    async def _state_changes(self) -> None:
-        """Wait until the connection to the agent is made, lost or tried again."""
-        state = self._channel.get_state(try_to_connect=True)
-        await self._channel.wait_for_state_change(state)
+        # The state is read once per turn: gRPC's own threads change it between two reads.
+        while (state := self._agent_state()) != _READY:
+            await self._channel.wait_for_state_change(state)
 
     async def _serve(self) -> str:
         """Serve until kubelet removes the socket or an outage exceeds ``hold_s``; return why."""
@@ -207,34 +206,36 @@ class Endpoint:
                 self._offered.unlink(missing_ok=True)
 
     async def _watch(self, own: str) -> str:
+        """Return why serving must end, once it must."""
         hold_s = self._settings.hold_s
         turned = anyio.Event()
         gone_s: float | None = None
 
-        async def follow_agent() -> None:
+        async def follow_agent(state: grpc.ChannelConnectivity) -> None:
             nonlocal turned
             while True:
-                await self._state_changes()
+                await self._channel.wait_for_state_change(state)
+                state = self._agent_state()
                 before, turned = turned, anyio.Event()
                 before.set()
 
         async with background() as group:
-            group.start_soon(follow_agent)
+            # It follows from a state that was read before the loop below reads one: no change
+            # between the two is missed.
+            group.start_soon(follow_agent, self._agent_state())
             while True:
                 changed, event = self._directories.changed, turned
                 if identity(self._offered) != own:
                     return "kubelet removed the socket"
-                wait_s = self._directories.wait_s
-                if self._is_agent_there():
+                left_s = hold_s
+                if self._agent_state() == _READY:
                     gone_s = None
                 else:
                     gone_s = anyio.current_time() if gone_s is None else gone_s
                     left_s = gone_s + hold_s - anyio.current_time()
                     if left_s <= 0:
                         return f"no agent for {hold_s:g} s"
-                    wait_s = min(wait_s, left_s)
-                with anyio.move_on_after(wait_s):
-                    await first_of(changed, event)
+                await self._directories.wait(changed, event, most_s=left_s)
 
     async def call(self, method: str, request: bytes, context: _Context) -> bytes:
         """Forward one call; retry it if interrupted, until an answer or ``call_wait_s`` is over."""
