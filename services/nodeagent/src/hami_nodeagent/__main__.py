@@ -7,7 +7,10 @@ no module of the agent. ``remove`` deletes the agent's files from a node after t
 
 import sys
 
+from hami_common.runtime.footprint import use_one_arena
+
 if __name__ == "__main__":
+    use_one_arena()
     if sys.argv[1:2] == ["plugin-proxy"]:
         from hami_nodeagent.shell import pluginproxy
 

@@ -10,6 +10,7 @@ raises. Sizes in bytes, times in nanoseconds of CLOCK_MONOTONIC.
 
 import struct
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct
@@ -165,6 +166,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return min(self.slots_seen, self.slot_count) * _SLOT.size
 
 
+@lru_cache(maxsize=256)  # a region keeps its header; each is read several times a second
 def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
     """Return the layout in the first ``HEADER_BYTES`` of a file of this size."""
     if len(head) < HEADER_BYTES or not HEADER_BYTES <= file_bytes <= SIZE_MAX:

@@ -156,6 +156,8 @@ class PriorityKeeper:
         self._path = Path(settings.priority.directory) / FILE_NAME
         self._activity = Activity(hold_s=settings.priority.hold_s)
         self._holders: tuple[Holder, ...] = ()
+        self._regions: dict[ContainerKey, Path] = {}
+        """Path of each of these containers' region."""
         self._holders_of: anyio.Event | None = None
         """The picture's change event when ``_holders`` was read: another one means a change."""
 
@@ -218,6 +220,10 @@ class PriorityKeeper:
                 )
                 if not holder.is_whole and holder.volume
             )
+            self._regions = {
+                (one.pod_uid, one.container): region_path(self._pods_dir, one.pod_uid, one.volume)
+                for one in self._holders
+            }
         return self._holders
 
     def _write(
@@ -227,10 +233,8 @@ class PriorityKeeper:
 
         A container whose activity cannot be read counts as making no launches.
         """
-        volumes = {(one.pod_uid, one.container): one.volume for one in holders}
-        read, failed = sift(
-            volumes, lambda key: read_activity(region_path(self._pods_dir, key[0], volumes[key]))
-        )
+        regions = self._regions
+        read, failed = sift(regions, lambda key: read_activity(regions[key]))
         seen = {key: found for key, found in read if isinstance(found, int)}
         now_s = self._site.clock.monotonic_s()
         self._activity.note(seen, now_s=now_s)
