@@ -69,6 +69,16 @@ def test_running_when_all_lasting_containers_started() -> None:
     )
 
 
+def test_running_is_written_again_once_when_a_container_is_not_limited() -> None:
+    pod = Given("pod", *TWO)
+    names = ("fetch", "main")
+    running = pod.state("running", containers=names, enforcement="libvgpu")
+    assert step(pod, running) is None
+    again = Step(state="running", containers=names)
+    assert step(pod, running, is_unlimited=True) == again
+    assert step(pod, replace(running, enforcement="none"), is_unlimited=True) is None
+
+
 def test_pod_with_devices_in_init_containers_only_runs_once_one_started() -> None:
     pod = Given("pod", ("fetch", "init", {GPU: 1}), ("main", "app", {}))
     prepared = pod.state("prepared")

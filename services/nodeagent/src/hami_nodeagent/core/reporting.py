@@ -8,7 +8,8 @@ States and their writers::
                                      without it, so that states are always in order
     prepared                         every container with shares has its grants, and every hardware
                                      partition that they need was read back
-    running                          the containers with shares run, or ran to their end
+    running                          the containers with shares run, or ran to their end; written
+                                     again when a container turns out not to be limited
     failed                           the agent: kubelet's books contradict a grant; the scheduler:
                                      the share was lost
     released                         the ledger's ``release`` record; never written here
@@ -33,7 +34,7 @@ TRANSITIONS: Mapping[ReportedState | None, frozenset[ReportedState]] = {
     None: frozenset({"bound", "failed"}),
     "bound": frozenset({"prepared", "failed"}),
     "prepared": frozenset({"running", "failed"}),
-    "running": frozenset({"failed"}),
+    "running": frozenset({"running", "failed"}),
     "failed": frozenset(),
 }
 
@@ -70,10 +71,12 @@ def next_step(
     *,
     failure: Failure | None = None,
     is_divided: bool = True,
+    is_unlimited: bool = False,
 ) -> Step | None:
     """Return the state to write now; ``None`` if the written state matches the facts.
 
-    ``is_divided``: all hardware partitions of the pod exist, as read back.
+    ``is_divided``: all hardware partitions of the pod exist, as read back. ``is_unlimited``: a
+    container of it did not load the in-container library.
     """
     record = entry.record
     now = standing(record, state)
@@ -94,6 +97,8 @@ def next_step(
         return _step(record, now, Step(state="prepared", containers=names))
     if now == "prepared" and (reached := _running(pod, record)):
         return _step(record, now, Step(state="running", containers=reached))
+    if now == "running" and is_unlimited and state is not None and state.enforcement != "none":
+        return _step(record, now, Step(state="running", containers=state.containers))
     return None
 
 

@@ -25,6 +25,7 @@ from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 
 REASON = "LimitBreached"
+REASON_UNLIMITED = "ShareNotHeld"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class BreachTeller:
         self._kube = kube
         self._outbox = Outbox(publisher, site.quarantine)
         self._to_evict: dict[str, PodFacts] = {}
+        self._unlimited: dict[str, PodFacts] = {}
+        """Pods to evict because a container of them did not load the library."""
         self._chosen: frozenset[str] = frozenset()
         """Pods that were in ``_to_evict`` before the last requests."""
         self._evicted: frozenset[str] = frozenset()
@@ -55,17 +58,29 @@ class BreachTeller:
         """Return the pod of the breaching process."""
         return self._site.picture.pods.find(breach.pod_uid) if breach.pod_uid else None
 
-    def _is_hamis(self, breach: Breach) -> bool:
-        """Return whether HAMi placed the pod; its breaches are reported without any action."""
-        entry = self._site.picture.entries_by_uid.get(breach.pod_uid)
-        return entry is not None and bool(entry.record.origin)
+    def _is_evictable(self, pod: PodFacts | None) -> bool:
+        """Return whether the namespace allows evictions and this project placed the pod.
 
-    def _is_evictable(self, breach: Breach, pod: PodFacts | None) -> bool:
-        """Return whether the namespace allows evictions and this project placed the pod."""
-        if pod is None or self._is_hamis(breach):
+        Breaches of pods that HAMi placed are reported without any action.
+        """
+        entry = self._site.picture.entries_by_uid.get(pod.uid) if pod is not None else None
+        if pod is None or (entry is not None and entry.record.origin):
             return False
         usage = self._site.settings.usage
         return usage.actions.get(pod.namespace, usage.action) == "evict"
+
+    async def tell_unlimited(self, pod: PodFacts, problem: str) -> None:
+        """Report a pod whose containers are not limited; the next sample evicts it if allowed."""
+        _log.warning("limiter not loaded", extra={"pod": pod.title, "problem": problem})
+        self._unlimited[pod.uid] = pod
+        recorder = self._events()
+        if recorder is not None:
+            await recorder.record(
+                self._regarding(pod),
+                reason=REASON_UNLIMITED,
+                message=f"the share is booked, not enforced: {problem}",
+                kind="Warning",
+            )
 
     async def tell(self, outcome: Outcome, vendor: str) -> None:
         """Send the due reports; unavailable peers are retried at the next sample."""
@@ -86,7 +101,7 @@ class BreachTeller:
 
     async def _tell(self, breach: Breach, vendor: str, *, is_new: bool) -> None:
         pod = self.pod_of(breach)
-        evicts = self._is_evictable(breach, pod)
+        evicts = self._is_evictable(pod)
         title = pod.title if pod is not None else breach.pod_uid
         _log.warning("breach", extra={"pod": title, "kind": breach.kind, "text": breach.text})
         if is_new:
@@ -155,12 +170,13 @@ class BreachTeller:
         accepted = self._evicted | (self._chosen - self._to_evict.keys())
         accepted -= {breach.pod_uid for breach in outcome.tell}
         self._evicted = frozenset(uid for uid in accepted if self._site.picture.pods.find(uid))
+        pods = self._site.picture.pods
+        self._unlimited = {uid: pod for uid, pod in self._unlimited.items() if pods.find(uid)}
+        candidates = [*map(self.pod_of, outcome.going), *self._unlimited.values()]
         self._to_evict = {
             pod.uid: pod
-            for breach in outcome.going
-            if (pod := self.pod_of(breach)) is not None
-            and self._is_evictable(breach, pod)
-            and pod.uid not in self._evicted
+            for pod in candidates
+            if pod is not None and self._is_evictable(pod) and pod.uid not in self._evicted
         }
         self._chosen = frozenset(self._to_evict)
 

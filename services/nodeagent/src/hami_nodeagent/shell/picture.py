@@ -4,7 +4,8 @@
 Owned by the event loop: changed and read between two awaits, never from a thread. Its writers:
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
 faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
-``shell.check``), kubelet's run (``shell.kubelet``). Decisions read it through ``view``.
+``shell.check``), kubelet's run (``shell.kubelet``), unlimited pods (``shell.loaders``). Decisions
+read it through ``view``.
 """
 
 from collections.abc import Callable, Collection
@@ -57,6 +58,9 @@ class Picture:
         """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations that this agent marks as failed, by pod uid."""
+        self.unlimited_by_uid: dict[str, str] = {}
+        """Reason why a pod's share is not enforced although its containers were given the library,
+        by pod uid; written by ``shell.loaders``."""
         self.unreadable_pods: dict[str, UnreadablePod] = {}
         """Pods that were never readable, by uid: a call of kubelet may be for one of them."""
         self.unreadable_by_uid: dict[tuple[str, str], str] = {}

@@ -29,6 +29,7 @@ from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.holders import (
     LIMITED_VENDORS,
+    Enforcement,
     enforcement_of,
     unheld_vendors,
     unseen_containers,
@@ -180,6 +181,7 @@ class States:
                 self._picture.grants,
                 failure=self._picture.failures_by_uid.get(uid),
                 is_divided=self._picture.partitions.are_all_there(entry),
+                is_unlimited=uid in self._picture.unlimited_by_uid,
             )
             if step is None:
                 return
@@ -208,13 +210,7 @@ class States:
                 if step.state in {"prepared", "running"}
                 else ()
             ),
-            enforcement=(
-                enforcement_of(
-                    record, self._picture.grants, self._picture.pods.find(record.pod_uid)
-                )
-                if step.state in {"prepared", "running"}
-                else ""
-            ),
+            enforcement=self._enforcement(record) if step.state in {"prepared", "running"} else "",
         )
         pod = self._picture.pods.find(record.pod_uid)
         traceparent = entry.traceparent or (pod.traceparent if pod is not None else "")
@@ -269,6 +265,12 @@ class States:
                 message=f"{step.code}: {step.reason}",
                 kind="Warning",
             )
+
+    def _enforcement(self, record: AllocationRecord) -> Enforcement:
+        if record.pod_uid in self._picture.unlimited_by_uid:
+            return "none"
+        pod = self._picture.pods.find(record.pod_uid)
+        return enforcement_of(record, self._picture.grants, pod)
 
     def _trace(self, state: StateRecord, before: StateRecord | None, traceparent: str) -> None:
         """Record a span from the previous state, if this agent wrote it, to this one."""

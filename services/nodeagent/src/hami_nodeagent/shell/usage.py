@@ -38,6 +38,7 @@ from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.protocol import DeviceUsage, Driver, InstanceUsage
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.living import Living
+from hami_nodeagent.shell.loaders import LoaderWatch
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
 from hami_nodeagent.shell.regions import read_region, region_path
 from hami_nodeagent.shell.site import Site
@@ -57,6 +58,7 @@ class UsageWatch:
         self._site = site
         self._picture = site.picture
         self._teller = teller
+        self._loaders = LoaderWatch(site=site, report=teller.tell_unlimited)
         self._drivers = tuple(drivers)
         self._pods_dir = Path(settings.pods_dir)
         self._proc = Path(settings.host_proc)
@@ -91,6 +93,9 @@ class UsageWatch:
         region_by_container = await self._regions(holders)
         # Publish the regions' figures first, because a driver may answer late.
         self._show(holders, region_by_container, self._processes_by_uuid, ())
+        await self._site.quarantine.run(
+            "usage", "loaders", partial(self._loaders.look, holders), is_retried=False
+        )
         processes_by_uuid: dict[str, Sequence[Process]] = {}
         usages: list[DeviceUsage] = []
         for driver in self._drivers:
