@@ -130,7 +130,7 @@ demo *args:
 build name *args:
     @shift; python -m "tools.build_{{ name }}" "$@"
 
-# build all images as OCI archives: --out DIR [--base NAME@DIGEST] [--platform linux/arm64] [--only NAME…]
+# build all images as OCI archives: --out DIR [--bundle] [--base NAME@DIGEST] [--platform linux/arm64] [--only NAME…]
 [group('build')]
 [no-exit-message]
 images *args:

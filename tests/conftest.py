@@ -20,7 +20,7 @@ __all__ = ["nats_server"]
 pytest.register_assert_rewrite("tests.contract", "tests.e2e")
 
 TESTS = Path(__file__).parent
-TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e", "install")
 LIMIT_S = {
     "unit": 5,
     "property": 60,
@@ -29,8 +29,9 @@ LIMIT_S = {
     "integration": 30,
     "attack": 120,
     "e2e": 300,
+    "install": 600,
 }
-LEAK_CHECKED = frozenset({"contract", "native", "integration", "attack", "e2e"})
+LEAK_CHECKED = frozenset({"contract", "native", "integration", "attack", "e2e", "install"})
 
 settings.register_profile(
     "ci",

@@ -126,11 +126,12 @@ def shipped() -> tuple[frozenset[str], frozenset[str]]:
     for path in sorted(KUSTOMIZE.rglob("*.yaml")):
         into = optional if path.is_relative_to(OPTIONAL) else required
         for document in yaml.load_all(path.read_text(encoding="utf-8"), Loader=_LOADER):
-            into.update(_images(document))
+            into.update(images_of(document))
     return frozenset(required), frozenset(optional - required)
 
 
-def _images(document: dict[str, Any] | None) -> Iterator[str]:
+def images_of(document: dict[str, Any] | None) -> Iterator[str]:
+    """Return the images of all containers of an object that makes pods."""
     spec = (document or {}).get("spec") or {}
     template = spec.get("jobTemplate", {}).get("spec", spec).get("template") or {}
     pod = template.get("spec") or {}

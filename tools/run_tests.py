@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
-TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e", "install")
 
 REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""

@@ -2,9 +2,11 @@
 """``./dev images``: build the images as OCI archives.
 
     python -m tools.images --out DIR [--base NAME@sha256:…] [--platform linux/arm64] [--only NAME…]
+    python -m tools.images --bundle --out DIR
 
 Writes ``NAME.oci.tar`` and ``NAME.cdx.json`` (bill of materials) per image, and ``images.json``
-with their references, digests and sizes.
+with their references, digests and sizes. A bundle also has manifests, checksums and a script that
+installs all of it without a registry.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from tools.images import bundle
 from tools.images.builder import BuildFailed, Images, build, names
 
 
@@ -28,19 +31,32 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=names(), metavar="NAME", help=", ".join(names())
     )
+    parser.add_argument(
+        "--kubernetes",
+        metavar="RELEASE",
+        help="minor release of kube-scheduler, as built by cluster",
+    )
+    parser.add_argument(
+        "--bundle", action="store_true", help="make an offline bundle of all images"
+    )
     parser.add_argument("--no-cache", action="store_true", help="build again what is in the cache")
     options = parser.parse_args()
+    if options.bundle and options.only:
+        parser.error("--bundle needs all images; leave out --only")
     try:
         images = build(
             options.only,
             base_image=options.base,
             for_platform=options.platform,
+            kubernetes=options.kubernetes,
             is_fresh=options.no_cache,
         )
+        copy(images, options.out)
+        if options.bundle:
+            bundle.write(images, options.out)
     except BuildFailed as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
-    copy(images, options.out)
     for image in images.values():
         size = image.unpacked_bytes / 1e6
         print(f"{image.reference} {image.digest} {size:.0f} MB, built in {image.seconds} s")

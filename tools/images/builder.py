@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 import yaml
 from packaging.requirements import Requirement
 
+from tests.cluster import build as cluster
+from tests.cluster.releases import named
 from tools.images import archive, base, sets
 from tools.sbom import bill_of_image
 
@@ -45,7 +47,7 @@ INPUTS = (
 UNUSED = ("libs/hami-sim/", "native/libvgpu/tests/")
 """Parts of them that no image has."""
 BUILDERS = ("tools/images", "tools/sbom.py", "deploy/kustomize")
-"""Other inputs of the result: this program, and the references."""
+"""Other inputs: this program, and the references."""
 SCHEDULER = "kube-scheduler"
 REGISTRY = "docker.io"
 """Registry that container runtimes add to a name without one."""
@@ -88,7 +90,7 @@ Images = Mapping[str, Image]
 
 
 class Recipe(NamedTuple):
-    """Inputs of a build, and the place of its result."""
+    """Inputs of a build; ``key`` is their digest and names the place of the result."""
 
     key: str
     base: str
@@ -96,8 +98,10 @@ class Recipe(NamedTuple):
     """The base is the one of Debian packages, which needs no network."""
     platform: str
     epoch_s: int
+    release: str
+    """Minor release of Kubernetes."""
     kubernetes: Path | None
-    """Directory of the programs of Kubernetes; None if they are not built."""
+    """Directory of its programs; None if they are not built."""
 
 
 def cache() -> Path:
@@ -131,15 +135,16 @@ def build(
     *,
     base_image: str = "",
     for_platform: str = "",
-    kubernetes: Path | None = None,
+    kubernetes: str | None = None,
     is_fresh: bool = False,
 ) -> Images:
     """Return the wanted images, or all, after building what the cache lacks.
 
     ``base_image`` is a reference with digest; without one, the base is made of Debian packages.
     ``for_platform`` is ``linux/amd64`` or ``linux/arm64``; default: this machine's. ``kubernetes``
-    is the directory of its programs, by default that of ``./dev cluster build``; where
-    that was not built, all images are those without kube-scheduler. ``is_fresh`` builds again
+    is the minor release of kube-scheduler, such as ``1.37``; default: that of the tag in
+    deploy/kustomize. Where that release is not built, all images are those without kube-scheduler,
+    and asking for it by name is an error. ``is_fresh`` builds again
     without anything of earlier builds but base and wheels.
     """
     chosen = tuple(names() if wanted is None else wanted)
@@ -149,10 +154,11 @@ def build(
     with _one_at_a_time():
         recipe = _recipe(base_image, for_platform, kubernetes)
         if recipe.kubernetes is None and SCHEDULER in chosen:
+            problem = f"Kubernetes {recipe.release} is not built"
+            fix = f"./dev cluster build --kubernetes {recipe.release}"
             if wanted is not None:
-                msg = f"{SCHEDULER}: Kubernetes is not built: run ./dev cluster build"
-                raise BuildFailed(msg)
-            _say(f"{SCHEDULER} is left out: Kubernetes is not built (./dev cluster build)")
+                raise BuildFailed(f"{SCHEDULER}: {problem}: run {fix}")
+            _say(f"{SCHEDULER} is left out: {problem} ({fix})")
             chosen = tuple(name for name in chosen if name != SCHEDULER)
         found = {name: None if is_fresh else _kept(recipe, name) for name in chosen}
         if missing := [name for name, image in found.items() if image is None]:
@@ -161,7 +167,7 @@ def build(
     return {name: image for name, image in found.items() if image is not None}
 
 
-def _recipe(base_image: str, for_platform: str, kubernetes: Path | None) -> Recipe:
+def _recipe(base_image: str, for_platform: str, kubernetes: str | None) -> Recipe:
     machine = {word: name for name, word in _MACHINES.items()}.get(platform.machine(), "")
     target = for_platform or f"linux/{machine}"
     architecture = target.removeprefix("linux/")
@@ -183,13 +189,19 @@ def _recipe(base_image: str, for_platform: str, kubernetes: Path | None) -> Reci
         path = ROOT / name
         is_program = os.access(path, os.X_OK)
         summary.update(f"{name}\0{is_program}\0".encode() + path.read_bytes() + b"\0")
+    release = kubernetes or _release_of(references()[SCHEDULER])
+    try:
+        programs = cluster.find(release)
+    except (cluster.BuildFailed, ValueError) as error:
+        raise BuildFailed(f"{SCHEDULER}: {error}") from error
     return Recipe(
         key=summary.hexdigest()[:16],
         base=base_image,
         is_stand_in=is_stand_in,
         platform=target,
         epoch_s=epoch_s,
-        kubernetes=kubernetes or _kubernetes(),
+        release=release,
+        kubernetes=programs,
     )
 
 
@@ -198,10 +210,16 @@ def _needs(program: str) -> None:
         raise BuildFailed(f"{program} is not in PATH: install Debian's package {program}")
 
 
-def _kubernetes() -> Path | None:
-    words = [sys.executable, "-m", "tests.cluster.build", "--find"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return Path(done.stdout.strip()) if done.returncode == 0 else None
+def _release_of(reference: str) -> str:
+    """Return the minor release in the tag of kube-scheduler."""
+    return ".".join(reference.rpartition(":v")[2].split(".")[:2])
+
+
+def _reference(recipe: Recipe, name: str) -> str:
+    reference = references()[name]
+    if name == SCHEDULER and _release_of(reference) != recipe.release:
+        return f"{reference.rpartition(':')[0]}:v{named(recipe.release).version}"
+    return reference
 
 
 def _version() -> str:
@@ -363,7 +381,7 @@ def _finish(recipe: Recipe, name: str, layout: archive.Layout, started_s: float)
     """Write archive, bill and record of one image; the record last."""
     folder = _folder(recipe, name)
     folder.mkdir(parents=True, exist_ok=True)
-    reference, path = references()[name], folder / f"{name}.oci.tar"
+    reference, path = _reference(recipe, name), folder / f"{name}.oci.tar"
     digest = archive.write(layout, path, reference=reference, compressed=cache() / "layers")
     bill = folder / f"{name}.cdx.json"
     packages = archive.inventory(layout, version=reference.rpartition(":")[2])

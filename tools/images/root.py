@@ -47,7 +47,15 @@ UNUSED_FILES = frozenset(
 )
 """Suffixes of what only compilers and type checkers read."""
 INSTALLER_FILES = frozenset(
-    {"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json"}
+    {
+        ".lock",
+        "INSTALLER",
+        "RECORD",
+        "REQUESTED",
+        "direct_url.json",
+        "uv_build.json",
+        "uv_cache.json",
+    }
 )
 """Notes of an installer to itself; they name paths and times of the build."""
 UNUSED_PATHS = (
@@ -88,6 +96,9 @@ def python(root: Path) -> None:
         tree.copy_all(Path(name))
     tree.owners.add("ca-certificates")
     tree.close()
+    # For libraries of Docker's Python, which are in /usr/local/lib.
+    subprocess.run(["ldconfig", "-r", root, "-X"], check=True)
+    shutil.rmtree(root / "var/cache", ignore_errors=True)
     compile_all(root, root / library.relative_to("/"))
     (root / "opt/hami/bin").mkdir(parents=True)
     (root / "opt/hami/bin/python").symlink_to(interpreter)

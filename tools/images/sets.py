@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Packages of one image, apart from the interpreter."""
+    """Packages of one image."""
 
     packages: frozenset[str]
     """Names of third-party packages, transitive ones included."""

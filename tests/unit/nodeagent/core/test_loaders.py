@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that did not load the in-container library are told apart by what they have mapped."""
+"""Processes that did not load the in-container library are recognized by the files they mapped."""
 
 import pytest
 
@@ -23,6 +23,8 @@ HEAP = "5500-5501 rw-p 00000000 00:00 0  [heap]\n"
         (ARM_GLIBC, "glibc"),
         (MUSL, "musl"),
         (MUSL.replace("ld-musl", "libc.musl"), "musl"),
+        (MUSL.replace("ld-musl-x86_64.so.1", "x86_64-linux-musl/libc.so"), "musl"),
+        (GLIBC.replace("ld-linux-x86-64.so.2", "libc.so.6"), "static"),
         (HEAP, "static"),
         (HEAP.replace("[heap]", "/data/ld-musl-x86_64.so.1.bak"), "static"),
         (HEAP.replace("[heap]", "/data/notlibvgpu.so"), "static"),

@@ -14,9 +14,10 @@ from typing import Literal
 
 LIBRARY = "libvgpu.so"
 Loader = Literal["limiter", "musl", "glibc", "static"]
-"""What a process has mapped: the library, or else the loader of a C library, or neither."""
+"""Mapped by a process: the library, or else the loader of a C library, or neither."""
 
-_MUSL = re.compile(r"/ld-musl-\w+\.so\.1$|/libc\.musl-\w+\.so\.1$", re.MULTILINE)
+_MUSL = re.compile(r"/(?:ld-musl-\w+\.so\.1|libc\.musl-\w+\.so\.1|libc\.so)$", re.MULTILINE)
+"""musl's loader and library are one file; glibc's library is ``libc.so.6`` or ``libc-2.17.so``."""
 _GLIBC = re.compile(r"/ld(?:-linux[\w-]*\.so\.\d|64\.so\.\d|-2\.\d+\.so)$", re.MULTILINE)
 _LIMITER = re.compile(rf"/{re.escape(LIBRARY)}(?: \(deleted\))?$", re.MULTILINE)
 
@@ -42,7 +43,7 @@ def loader_of(maps: str) -> Loader:
 
 
 class Judgment:
-    """What is known of one container; decided once."""
+    """Judges one container, once."""
 
     def __init__(self) -> None:
         self.looks = 0
