@@ -77,7 +77,7 @@ FORGED = tuple(
     )
     for i in range(PODS // 8)
 )
-"""The same, but they request a device, which nobody placed."""
+"""The same, but they request a device, which no scheduler placed."""
 KINDS: tuple[tuple[ContainerKind, ...], ...] = (
     ("app",),
     ("app",),

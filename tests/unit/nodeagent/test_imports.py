@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a node import: each module costs memory on every node of a cluster."""
+"""Imports of the processes of a node: each module costs memory on every node of a cluster."""
 
 import json
 import subprocess

@@ -49,7 +49,7 @@ async def test_created_renamed_and_removed_entries_wake_the_task(tmp_path: Path)
             assert changed.is_set()
 
 
-async def test_written_file_wakes_nobody(tmp_path: Path) -> None:
+async def test_written_file_wakes_no_waiter(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     watch = watch_of(tmp_path)

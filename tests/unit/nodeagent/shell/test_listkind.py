@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether kubelet's list omits refused pods is learned of each run, from two sources."""
+"""Two sources decide in each run whether kubelet's list omits refused pods."""
 
 from pathlib import Path
 
