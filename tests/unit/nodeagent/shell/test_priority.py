@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.runtime.tasks import background
+from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.priorities import NOBODY, Standing
 from hami_nodeagent.settings import PrioritySettings
 from hami_nodeagent.shell import priority
@@ -241,7 +242,7 @@ async def test_holders_are_collected_again_only_after_a_change(
     )
     site.clock = clock = Hurried(10.0)
     collected = 0
-    real = priority.holders_of
+    real = holders_of
 
     def counted(*facts: Any) -> Any:
         nonlocal collected
