@@ -135,8 +135,8 @@ def main(arguments: list[str]) -> int:
     problem = _provide_cluster(release, required=required)
     gates = [] if rest else _run_gates()
     _build_native()
-    chosen = options.plane or ("real" if rest and release else "sim")
-    tiers = [_run_tier(name, plane=chosen) for name in (rest or TIERS)]
+    plane = options.plane or ("real" if rest and release else "sim")
+    tiers = [_run_tier(name, plane=plane) for name in (rest or TIERS)]
     if not rest and options.plane is None:
         tiers.append(_run_real(problem))
         if release is None:
