@@ -154,7 +154,7 @@ sbom *args:
 bench name *args:
     @shift; python -m "tests.bench.{{ name }}" "$@"
 
-# a real control plane on this machine: up | down | status | build [--dir DIR]
+# a real control plane, or a cluster of one node: up [--node] | install | down | status | build
 [group('test')]
 [no-exit-message]
 cluster *args:

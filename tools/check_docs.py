@@ -107,7 +107,7 @@ FATES = (
         run_by=("tests/e2e/test_demo_mixed.py", r"--profile.*mixed"),
     ),
     Fate(
-        pattern=r"\./dev cluster (up|build|status|down)",
+        pattern=r"\./dev cluster (up( --node)?|install|build|status|down)",
         why_not="holds a control plane that outlives the test; the real tier builds and runs one",
     ),
     Fate(

@@ -6,6 +6,7 @@
     ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
     ./dev test e2e --kubernetes 1.34   on this release; without a tier all tests that use one
     ./dev test attack              hostile input and faults against the services
+    ./dev test install             the images, installed on a cluster of one real node
     ./dev test property --fresh    with new examples; --minutes 60 repeats that for an hour
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
     ./dev check                    the gates alone
@@ -71,6 +72,8 @@ file are expensive. Tests marked ``alone`` run afterwards, on one worker.
 """
 ORDER = dict.fromkeys(("e2e", REAL, OLDER), ("--no-loadscope-reorder",))
 """Tiers that define the order of their files; in others, files with the most tests come first."""
+ONE_WORKER = frozenset({"install"})
+"""Tiers whose tests share one machine-wide fixture and depend on their order."""
 ALONE = frozenset({"native"})
 """Tiers with tests marked ``alone``."""
 
@@ -286,7 +289,7 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
     chosen = ["not real"] if name == "e2e" else []  # those belong to the other run
     options = [f"--plane={plane}", str(folder)]
     if name not in ALONE:
-        return _run_part(name, name, options, chosen, is_alone=False)
+        return _run_part(name, name, options, chosen, is_alone=name in ONE_WORKER)
     outcome = _run_part(name, name, options, [*chosen, "not alone"], is_alone=False)
     return add(
         outcome, _run_part(name, f"{name}-alone", options, [*chosen, "alone"], is_alone=True)

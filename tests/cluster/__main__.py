@@ -5,6 +5,7 @@
     ./dev cluster status [--dir DIR] [--json]           versions and health; exit 1 when not well
     ./dev cluster down [--dir DIR]                      end what `up` started, and nothing else
     ./dev cluster up --node                             a cluster of one real node, without HAMi
+    ./dev cluster install                               install HAMi there, by docs/install.md
     ./dev cluster build                                 only build the programs, print the places
 
 `up` and `build` take the newest tested release of Kubernetes, or the one of `--kubernetes`. State
@@ -43,8 +44,10 @@ from tests.cluster.node.node import base
 from tests.cluster.node.space import remove_cgroups
 from tests.cluster.releases import NAMES
 from tests.cluster.site import parts
+from tests.cluster.site.install import apply, build_images, load_images, write_overlay
 from tests.cluster.site.reach import Reach
 from tests.cluster.site.site import Site, run_site
+from tools import images
 
 STATE = "state.json"
 UP_S = 240.0
@@ -175,6 +178,25 @@ async def hold_site(held: Held) -> None:
             (held.directory / STATE).unlink(missing_ok=True)
 
 
+def install(held: Held) -> int:
+    """Install the overlay dev on the running cluster with a node; the exit code."""
+    state = held.state()
+    if state is None or "site" not in state:
+        say("no cluster with a node runs there: ./dev cluster up --node")
+        return 1
+    reach = msgspec.convert(state["site"]["reach"], Reach)
+    built = build_images(reach)
+    overlay = write_overlay(Path(state["site"]["directory"]), "dev", built)
+
+    async def do() -> None:
+        await load_images(reach, [image.path for image in built.values()], overlay)
+        for text in await apply(reach, overlay):
+            say(text.rstrip())
+
+    anyio.run(do)
+    return 0
+
+
 def _remove_leftovers(held: Held) -> None:
     """Remove what a killed holder of a node left: its processes are gone, files are not."""
     try:
@@ -265,7 +287,7 @@ def default_directory() -> Path:
 def main() -> int:
     """Run one command; the exit code."""
     parser = argparse.ArgumentParser(prog="cluster", description="A real control plane.")
-    parser.add_argument("command", choices=("up", "down", "status", "build", "hold"))
+    parser.add_argument("command", choices=("up", "down", "status", "install", "build", "hold"))
     parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR")
     parser.add_argument("--extender-url", default="", help="our scheduler, for kube-scheduler")
     parser.add_argument("--kubernetes", choices=NAMES, help="release (the newest)")
@@ -281,6 +303,8 @@ def main() -> int:
                 return down(held)
             case "status":
                 return status(held, as_json=options.json)
+            case "install":
+                return install(held)
             case "build":
                 say(f"kubernetes  {build.build(options.kubernetes)}")
                 say(f"containerd  {build.containerd()}")
@@ -292,7 +316,7 @@ def main() -> int:
             case _:
                 anyio.run(hold, held, options.extender_url)
                 return 0
-    except (HamiError, build.BuildFailed) as error:
+    except (HamiError, build.BuildFailed, images.BuildFailed) as error:
         print(f"cluster: {error}", file=sys.stderr, flush=True)
         return 3
 

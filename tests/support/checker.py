@@ -6,6 +6,9 @@ It never asks a service of ours, so a wrong table cannot hide. Memory in MiB.
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
+
+from nats.aio.client import Client
 
 from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord
@@ -15,7 +18,20 @@ from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked
 from hami_common.pods import annotations
 from hami_common.pods.podview import PodView
 from hami_common.pods.signing import SignedPlacement, Verifier
-from hami_sim.cluster import Cluster
+
+
+class Outside(Protocol):
+    """What is asked of a cluster."""
+
+    @property
+    def bus(self) -> Client:
+        """A connection that may read every stream."""
+        ...
+
+    async def pods(self, *, namespace: str = "default") -> list[PodView]:
+        """All pods of a namespace."""
+        ...
+
 
 EVENT_KINDS = (
     ("allocation", subjects.ALLOC_BUCKET),
@@ -24,7 +40,7 @@ EVENT_KINDS = (
 )
 
 
-async def _latest(cluster: Cluster, bucket: str) -> dict[str, bytes]:
+async def _latest(cluster: Outside, bucket: str) -> dict[str, bytes]:
     """Newest value of each key, as the stream leader has it."""
     stream = cluster.bus.jetstream()
     name = subjects.stream_of(bucket)
@@ -35,13 +51,13 @@ async def _latest(cluster: Cluster, bucket: str) -> dict[str, bytes]:
     }
 
 
-async def ledger_of(cluster: Cluster) -> dict[str, AllocationRecord]:
+async def ledger_of(cluster: Outside) -> dict[str, AllocationRecord]:
     """Newest ledger record by key."""
     stored = await _latest(cluster, subjects.ALLOC_BUCKET)
     return {key: decode(value, AllocationRecord, what=key) for key, value in stored.items()}
 
 
-async def inventory_of(cluster: Cluster) -> list[NodeDevices]:
+async def inventory_of(cluster: Outside) -> list[NodeDevices]:
     """Return the inventory that the registry has published."""
     stored = await _latest(cluster, subjects.DEVICES_BUCKET)
     return [decode(value, NodeDevices, what=key) for key, value in stored.items()]
@@ -85,7 +101,7 @@ def over_capacity(
     return problems
 
 
-async def problems_of(cluster: Cluster, verifier: Verifier, *, namespace: str) -> list[str]:
+async def problems_of(cluster: Outside, verifier: Verifier, *, namespace: str) -> list[str]:
     """Return all violations; empty when no share is lost or doubled."""
     problems: list[str] = []
     pods = {
@@ -129,7 +145,7 @@ async def problems_of(cluster: Cluster, verifier: Verifier, *, namespace: str) -
     return problems
 
 
-async def event_differences(cluster: Cluster) -> list[str]:
+async def event_differences(cluster: Outside) -> list[str]:
     """Kinds of events whose number is not that of the accepted appends of their bucket."""
     stream = cluster.bus.jetstream()
     differences = []

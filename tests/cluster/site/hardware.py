@@ -37,9 +37,7 @@ exec {runc} "$@"
 class Hardware:
     """The cards of one node, which survive its reboots."""
 
-    def __init__(self, profile: str, node: str, *, is_hardened: bool = False) -> None:
-        """``is_hardened``: the toolkit is configured as docs/install.md demands of nodes."""
-        self._is_hardened = is_hardened
+    def __init__(self, profile: str, node: str) -> None:
         self.profile = profiles.load(profile)
         self._node = node
         self._uuids = [
@@ -47,11 +45,6 @@ class Hardware:
         ]
         self.nvml: FakeNvml | None = None
         """Set once it is installed: what befalls the cards."""
-
-    @property
-    def _accepts(self) -> str:
-        """In TOML: the toolkit takes names of devices from variables of unprivileged containers."""
-        return "false" if self._is_hardened else "true"
 
     @property
     def runtime(self) -> Path:
@@ -88,12 +81,7 @@ class Hardware:
         cdi = etc / "cdi" / "nvidia.yaml"
         cdi.parent.mkdir(parents=True, exist_ok=True)
         cdi.write_text(json.dumps(self._cdi(), indent=1))
-        config = etc / "nvidia-container-runtime" / "config.toml"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(
-            f"accept-nvidia-visible-devices-envvar-when-unprivileged = {self._accepts}\n"
-            "accept-nvidia-visible-devices-as-volume-mounts = false\n"
-        )
+        configure_toolkit(etc, is_hardened=False)
 
     def _cdi(self) -> dict[str, Any]:
         """Specification as the toolkit's generator writes it; JSON is YAML too."""
@@ -134,3 +122,14 @@ class Hardware:
                 ],
             },
         }
+
+
+def configure_toolkit(etc: Path, *, is_hardened: bool) -> None:
+    """Write the toolkit's configuration, by its defaults or as docs/install.md demands of nodes."""
+    config = etc / "nvidia-container-runtime" / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    accepts = "false" if is_hardened else "true"
+    config.write_text(
+        f"accept-nvidia-visible-devices-envvar-when-unprivileged = {accepts}\n"
+        "accept-nvidia-visible-devices-as-volume-mounts = false\n"
+    )

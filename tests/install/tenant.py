@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods with shares whose programs use the CUDA driver, driven by ``kubectl exec``.
+
+The image has the test program ``drive`` of native/libvgpu and the C library that it needs; driver
+and limiter are injected on the node. Memory in MiB, compute in percent.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, Final
+
+from hami_common.errors import Unavailable
+from hami_sim.hardware.fake_cuda import FakeCard
+from tests.cluster.node.image import Image, busybox_images, find_busybox, write_images
+from tests.cluster.site.site import Site
+from tools.build_native_fakes import DEFAULT_OUT, build
+
+IMAGE: Final = "localhost/hami/cuda:1"
+NAMESPACE: Final = "default"
+RUNNING_S: Final = 60.0
+MIB: Final = 1 << 20
+_WARM_S = 1.0
+WAIT: Final = "trap 'exit 0' TERM; sleep 100000 & wait $!"
+
+Document = dict[str, Any]
+
+
+def share(
+    name: str, *, memory_mib: int, core_pct: int = 0, labels: dict[str, str] | None = None
+) -> Document:
+    """A pod with one share that waits."""
+    wanted = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib)}
+    if core_pct:
+        wanted["nvidia.com/gpucores"] = str(core_pct)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels or {}},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": IMAGE,
+                    "command": ["sh", "-c", WAIT],
+                    "resources": {
+                        "limits": {**wanted, "memory": "64Mi"},
+                        "requests": {"cpu": "1m"},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def write_image(path: Path) -> None:
+    """Write the archive of ``IMAGE``."""
+    busybox = find_busybox()
+    assert busybox is not None
+    app, _ = busybox_images(busybox)
+    drive = build(Path(DEFAULT_OUT)) / "drive"
+    libraries = re.findall(r"(/\S+/(?:ld-linux|libc|libdl|libm|libpthread)\S*)", _needed_by(drive))
+    files = {
+        **app.files,
+        "bin/drive": drive.read_bytes(),
+        **{library.lstrip("/"): Path(library).read_bytes() for library in libraries},
+    }
+    image = Image(name=IMAGE, files=files, links=app.links, command=["/bin/sh"])
+    write_images(path, [image])
+
+
+def _needed_by(program: Path) -> str:
+    done = subprocess.run(["ldd", program], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+class Tenant:
+    """A user of the site; its pods are deleted at the end of a test."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._names: list[str] = []
+
+    async def create(self, pod: Document) -> None:
+        """Create a pod."""
+        text = json.dumps(pod).encode()
+        await self.site.reach.kubectl("create", "--filename", "-", stdin=text)
+        self._names.append(pod["metadata"]["name"])
+
+    async def delete_all(self) -> None:
+        """Delete the pods; returns when they are gone."""
+        if self._names:
+            await self.site.kubectl("delete", "pod", "--ignore-not-found", *self._names)
+        self._names.clear()
+
+    async def running(self, name: str) -> None:
+        """Wait until a pod's containers are Ready."""
+        waited = ("wait", "--for=condition=Ready", f"--timeout={RUNNING_S:g}s", f"pod/{name}")
+        try:
+            await self.site.kubectl(*waited)
+        except Unavailable as error:
+            told = await self.site.kubectl("describe", "pod", name, check=False)
+            raise AssertionError(f"{name} is not Ready: {error}\n{told.stdout}") from error
+
+    async def drive(self, name: str, *commands: str) -> list[str]:
+        """Run commands of ``drive`` in a pod; one answer per command."""
+        text = "".join(f"{command}\n" for command in commands)
+        done: CompletedProcess[str] = await self.site.reach.kubectl(
+            *("exec", "-i", name, "--", "/bin/drive", "link"), stdin=text.encode()
+        )
+        return done.stdout.splitlines()[: len(commands)]  # the last line is about its end
+
+    async def memory(self, name: str) -> tuple[int, int]:
+        """(total that CUDA shows, amount that can be allocated) in MiB."""
+        *_, info, fill = await self.drive(name, "init", "device 0", "info", "fill 100M 1000")
+        return int(info.split()[2]) // MIB, int(fill.split()[1]) * 100
+
+    async def compute_pct(self, name: str, *, for_s: float) -> float:
+        """Percentage of its device's time that a program gets which always has work."""
+        work = "work fixed_1ms 1000 {:.0f} plain 64"
+        answers = await self.drive(
+            name, "init", "device 0", work.format(_WARM_S * 1000), work.format(for_s * 1000)
+        )
+        launches, elapsed_ns, _ = map(int, answers[-1].removeprefix("ok ").split())
+        return 100 * launches * 1e6 / elapsed_ns
+
+    def card(self) -> FakeCard:
+        """What the cards of the node have given out."""
+        lib = self.site.node.directory / "lib"
+        return FakeCard(lib / "nvidia" / "state" / "machine")
