@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation lives through restarts, rotations, updates and a reboot while pods come and go.
+
+During each change five pods a second are created and deleted. No pod is lost, none waits longer
+than ``PENDING_MOST_S``, and at every sampled instant ledger, annotation, kubelet and container
+agree on each running pod (``truth``).
+"""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import pytest
+from nats.errors import Error as NatsError
+
+from hami_common import namespaces
+from tests.install.churn import Churn, run_churn
+from tests.install.installation import Installation
+from tests.install.tenant import NAMESPACE, Tenant, share
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("HAMI_INSTALL_ALL") != "1",
+        reason="not yet run to its end on a site; HAMI_INSTALL_ALL=1 runs it",
+    ),
+    pytest.mark.anyio,
+    pytest.mark.shares_cluster,
+    pytest.mark.timeout(300),
+]
+
+RATE_PER_S = 5.0
+LIFETIME_S = 3.0
+PENDING_MOST_S = 30.0
+BEFORE_S = 3.0
+"""Pods come and go for so long before and after a change."""
+SAMPLE_S = 1.0
+END_S = 60.0
+ROLLOUT_S = 120.0
+WORKLOADS = {
+    "webhook": (namespaces.SYSTEM, "deployment/hami-webhook"),
+    "scheduler": (namespaces.SYSTEM, "deployment/hami-scheduler"),
+    "registry": (namespaces.SYSTEM, "deployment/hami-registry"),
+    "nats": (namespaces.SYSTEM, "statefulset/hami-nats"),
+    "nodeagent": (namespaces.AGENTS, "daemonset/hami-nodeagent-nvidia"),
+}
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+async def dev(installation: Installation) -> Installation:
+    """The overlay dev, Ready."""
+    await installation.ensure("dev")
+    return installation
+
+
+@asynccontextmanager
+async def life_goes_on(dev: Installation, record: Record) -> AsyncIterator[None]:
+    """Pods come and go while the block runs; then the test fails on each fault that was seen."""
+    seen: list[str] = []
+    async with (
+        dev.truth(NAMESPACE) as truth,
+        anyio.create_task_group() as group,
+        run_churn(dev.client, rate_per_s=RATE_PER_S, lifetime_s=LIFETIME_S) as churn,
+    ):
+
+        async def sample() -> None:
+            while True:
+                # While the bus restarts there is nothing to be sampled.
+                with suppress(NatsError, TimeoutError, OSError):
+                    seen.extend(await truth.problems())
+                await anyio.sleep(SAMPLE_S)
+
+        group.start_soon(sample)
+        await anyio.sleep(BEFORE_S)
+        yield
+        await anyio.sleep(BEFORE_S)
+        await churn.end(limit_s=END_S)
+        group.cancel_scope.cancel()
+    _report(churn, truth.samples, record)
+    assert churn.faults(pending_most_s=PENDING_MOST_S) == []
+    assert sorted(set(seen)) == []
+    assert truth.samples > 0
+
+
+def _report(churn: Churn, samples: int, record: Record) -> None:
+    waits = churn.pending_s()
+    record("pods", len(waits))
+    record("judged", samples)
+    record("pending p50, p99, longest", _quantiles(waits))
+
+
+def _quantiles(sorted_s: list[float]) -> str:
+    places = (len(sorted_s) // 2, len(sorted_s) * 99 // 100, -1)
+    return ", ".join(f"{sorted_s[place]:.1f} s" for place in places)
+
+
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+async def test_rolling_restart_loses_doubles_and_uncaps_no_pod(
+    dev: Installation, record_property: Record, workload: str
+) -> None:
+    namespace, name = WORKLOADS[workload]
+    async with life_goes_on(dev, record_property):
+        await dev.site.kubectl("--namespace", namespace, "rollout", "restart", name)
+        await dev.site.kubectl(
+            *("--namespace", namespace, "rollout", "status", name, f"--timeout={ROLLOUT_S:g}s")
+        )
+    await dev.ready()
+
+
+async def _keeps_a_running_share(
+    dev: Installation, tenant: Tenant, change: Callable[[], Awaitable[None]]
+) -> None:
+    """A pod that runs before a change is capped and known after it."""
+    await tenant.create(share("stays", memory_mib=2000, core_pct=20))
+    await tenant.running("stays")
+    await change()
+    await dev.ready()
+    await tenant.running("stays")
+    assert (await tenant.memory("stays"))[0] == 2000
+    await tenant.create(share("comes", memory_mib=2000, core_pct=20))
+    await tenant.running("comes")
+    async with dev.truth(NAMESPACE) as truth:
+
+        async def agrees() -> bool:
+            return not await truth.problems()
+
+        await dev.site.until("all parts agree", agrees, limit_s=30)
+
+
+async def test_restarted_kubelet_keeps_shares(dev: Installation, tenant: Tenant) -> None:
+    await _keeps_a_running_share(dev, tenant, dev.site.node.restart_kubelet)
+
+
+async def test_restarted_containerd_keeps_shares(dev: Installation, tenant: Tenant) -> None:
+    await _keeps_a_running_share(dev, tenant, dev.site.node.restart_containerd)
+
+
+async def test_rebooted_node_keeps_shares(dev: Installation, tenant: Tenant) -> None:
+    await _keeps_a_running_share(dev, tenant, dev.site.reboot)
