@@ -21,7 +21,7 @@ from tests.cluster.site.site import Site
 
 TRANSIENT: Final = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io"})
 ROOTS: Final = (Path("/etc"), Path("/var/lib"), Path("/run"))
-"""What a node has of its own; the rest of its root file system is read-only."""
+"""Directories of a node's own; the rest of its root file system is read-only."""
 SKIPPED: Final = (
     Path("/var/lib/containerd"),
     Path("/run/containerd"),

@@ -194,7 +194,7 @@ class Installation:
 
     @asynccontextmanager
     async def truth(self, namespace: str) -> AsyncIterator[Truth]:
-        """Compare what the parts say of the pods of ``namespace``."""
+        """Compare what the parts report about the pods of ``namespace``."""
         keys = await self.client.get("configmaps", "hami-trusted-keys", namespaces.SYSTEM)
         verifier = Verifier.from_pems(text.encode() for text in keys["data"].values())
         bus = await self._log_in_to_bus()

@@ -129,6 +129,6 @@ class Tenant:
         return 100 * launches * 1e6 / elapsed_ns
 
     def card(self) -> FakeCard:
-        """What the cards of the node have given out."""
+        """Memory that the cards of the node have allocated."""
         lib = self.site.node.directory / "lib"
         return FakeCard(lib / "nvidia" / "state" / "machine")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what the parts of an installation say of the same pod at the same time.
+"""Compares what the parts of an installation report about one pod at the same time.
 
 The ledger on the bus, the pod's signed annotation, kubelet's PodResources, and what the container
 has: its limits file and the limiter. A sample judges pods that run before and after it was taken,
