@@ -222,7 +222,8 @@ def test_agents_mount_the_copies_in_their_namespace_and_no_secret() -> None:
     (rules,) = (
         document["rules"]
         for _, document in OBJECTS
-        if document["kind"] == "Role" and document["metadata"]["namespace"] == namespaces.AGENTS
+        if (document["kind"], document["metadata"]["name"]) == ("Role", "hami-bootstrap")
+        and document["metadata"]["namespace"] == namespaces.AGENTS
     )
     named = {name for rule in rules for name in rule.get("resourceNames", ())}
     assert named == set(bootstrap.AGENTS_COPIES)

@@ -25,7 +25,7 @@ EXEMPT = {
     "hami_nodeagent.shell.allocate.Allocator._decide": "rounds of one decision",
     "hami_nodeagent.shell.inventory.Reporter._tell_pods": "Events, whose errors are caught",
     "hami_nodeagent.shell.states.States._warn_of_unheld": "Events of one pod, which is isolated",
-    "hami_nodeagent.shell.pluginproxy._find_endpoints": "starts one task per socket of our own",
+    "hami_nodeagent.shell.pluginproxy.find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
 }
 """Loops that need not isolate their items, with the reason."""

@@ -3,8 +3,9 @@
 
 A driver is chosen by name in the agent's settings and built from its own settings table; no driver
 registers itself. Vendors that are read through their tools need only a package and an entry here.
-A vendor's package contains its signs of hardware; its reader is imported when it is built, because
-a node has the hardware of one vendor or two, and all drivers would take 3 MiB of each agent.
+A vendor's module ``kind`` has its signs of hardware; its reader is imported when it is built,
+because a node has the hardware of one vendor or two, and all drivers would take 3 MiB of each
+agent.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,23 +15,21 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers import (
-    amd,
-    ascend,
-    awsneuron,
-    biren,
-    cambricon,
-    enflame,
-    hygon,
-    iluvatar,
-    kunlunxin,
-    metax,
-    mthreads,
-    vastai,
-)
+from hami_nodeagent.drivers.amd import kind as amd
+from hami_nodeagent.drivers.ascend import kind as ascend
 from hami_nodeagent.drivers.ascend.settings import AscendToolSettings
+from hami_nodeagent.drivers.awsneuron import kind as awsneuron
+from hami_nodeagent.drivers.biren import kind as biren
+from hami_nodeagent.drivers.cambricon import kind as cambricon
+from hami_nodeagent.drivers.enflame import kind as enflame
+from hami_nodeagent.drivers.hygon import kind as hygon
+from hami_nodeagent.drivers.iluvatar import kind as iluvatar
+from hami_nodeagent.drivers.kunlunxin import kind as kunlunxin
+from hami_nodeagent.drivers.metax import kind as metax
+from hami_nodeagent.drivers.mthreads import kind as mthreads
 from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings, is_here
+from hami_nodeagent.drivers.vastai import kind as vastai
 
 S = TypeVar("S", bound=Struct)
 

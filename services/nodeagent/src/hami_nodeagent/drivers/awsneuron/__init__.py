@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS Neuron: reader and parser.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(paths=("devices/virtual/neuron_device", "class/neuron_device"))
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.awsneuron.reader import AwsNeuronReader
-
-    return AwsNeuronReader(settings)
+"""AWS Neuron: reader and parser."""

@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Biren: reader, parser and library binding.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("1ee0",), paths=("class/biren",), tool="brsmi")
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.biren.reader import BirenReader
-
-    return BirenReader(settings)
+"""Biren: reader, parser and library binding."""

@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enflame: reader, parser, library binding and partitioner.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("1e36",))
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.enflame.reader import EnflameReader
-
-    return EnflameReader(settings)
+"""Enflame: reader, parser, library binding and partitioner."""

@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetaX: reader, parser, library binding and partitioner.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("9999",))
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.metax.reader import MetaxReader
-
-    return MetaxReader(settings)
+"""MetaX: reader, parser, library binding and partitioner."""

@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moore Threads: reader, parser and library binding.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("1ed5",))
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.mthreads.reader import MthreadsReader
-
-    return MthreadsReader(settings)
+"""Moore Threads: reader, parser and library binding."""

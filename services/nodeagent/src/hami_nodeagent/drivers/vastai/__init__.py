@@ -1,16 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vastai: reader and parser.
-
-The reader is imported when it is built, so that other nodes do not hold it in memory.
-"""
-
-from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
-
-SIGNS = Signs(pci_vendors=("1ec6", "1edb"), pci_classes=("12", "03"), tool="vasmi")
-
-
-def make_reader(settings: ToolSettings) -> Reader:
-    """Build the reader."""
-    from hami_nodeagent.drivers.vastai.reader import VastaiReader
-
-    return VastaiReader(settings)
+"""Vastai: reader and parser."""

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of this vendor's hardware, and its reader.
+
+The reader is imported when it is built, so that other nodes do not hold it in memory.
+"""
+
+from hami_nodeagent.drivers.reader import Reader, Signs, ToolSettings
+
+SIGNS = Signs(pci_vendors=("1e3e",))
+
+
+def make_reader(settings: ToolSettings) -> Reader:
+    """Build the reader."""
+    from hami_nodeagent.drivers.iluvatar.reader import IluvatarReader
+
+    return IluvatarReader(settings)
