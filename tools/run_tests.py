@@ -50,7 +50,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
-TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e", "install")
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
+INSTALL = "install"
+"""Runs by name only: it needs 20 minutes on two cores, and some of its tests are drafts."""
 
 REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
@@ -72,7 +74,7 @@ file are expensive. Tests marked ``alone`` run afterwards, on one worker.
 """
 ORDER = dict.fromkeys(("e2e", REAL, OLDER), ("--no-loadscope-reorder",))
 """Tiers that define the order of their files; in others, files with the most tests come first."""
-ONE_WORKER = frozenset({"install"})
+ONE_WORKER = frozenset({INSTALL})
 """Tiers whose tests share one machine-wide fixture and depend on their order."""
 ALONE = frozenset({"native"})
 """Tiers with tests marked ``alone``."""
@@ -126,7 +128,7 @@ def main(arguments: list[str]) -> int:
         _print_table(outcomes, "gate")
         return 1 if any(outcome.failed for outcome in outcomes) else 0
     release: str | None = options.kubernetes
-    unknown = [argument for argument in rest if argument not in TIERS]
+    unknown = [argument for argument in rest if argument not in (*TIERS, INSTALL)]
     if unknown:
         chosen = ["--plane", options.plane] if options.plane else []
         chosen += ["--kubernetes", release] if release else []
