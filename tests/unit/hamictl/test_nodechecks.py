@@ -102,3 +102,20 @@ def test_bound_claims_pass_without_a_default_class() -> None:
 
 def test_tested_releases_are_those_of_the_tests() -> None:
     assert [f"{major}.{minor}" for major, minor in nodechecks.TESTED_KUBERNETES] == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("tag", "verdicts"),
+    [
+        ("v1.34.4", ["PASS"]),
+        ("v1.33.1", ["PASS"]),
+        ("v1.32.0", ["FAIL"]),
+        ("v1.35.0", ["FAIL"]),
+        ("latest", []),
+        ("", []),
+    ],
+)
+def test_kube_scheduler_is_judged_by_the_skew_policy(tag: str, verdicts: list[str]) -> None:
+    found = list(nodechecks.kube_scheduler(tag, "v1.34.2+k3s1"))
+    assert [one.verdict for one in found] == verdicts
+    assert all("v1.34.2" in one.fix for one in found if one.verdict == "FAIL")

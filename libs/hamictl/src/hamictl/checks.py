@@ -533,8 +533,10 @@ class ClusterDoctor:
     # --- versions --------------------------------------------------------------------------------
 
     async def images(self) -> list[Finding]:
-        """Check that all services run images of one version."""
+        """Check that all services run images of one version, and kube-scheduler the cluster's."""
         tags: dict[str, str] = {}
+        found: list[Finding] = []
+        server = str((await self._get("/version")).get("gitVersion", ""))
         for namespace, kind in (
             (self._namespace, "deployments"),
             (self._agents_namespace, "daemonsets"),
@@ -542,20 +544,22 @@ class ClusterDoctor:
             for item in await self._list(f"/apis/apps/v1/namespaces/{namespace}/{kind}"):
                 for container in item["spec"]["template"]["spec"].get("containers") or []:
                     image = str(container.get("image", ""))
+                    if container.get("name") == "kube-scheduler":
+                        found += nodechecks.kube_scheduler(_version_of(image), server)
                     if "hami" in image:
                         name = f"{item['metadata']['name']}/{container['name']}"
                         tags[name] = _version_of(image)
         if len(set(filter(None, tags.values()))) > 1:
             listed = ", ".join(f"{name} {tag}" for name, tag in sorted(tags.items()))
-            return [
+            found.append(
                 Finding(
                     check="versions",
                     verdict="WARN",
                     text=f"images of several versions: {listed}",
                     fix="finish the upgrade",
                 )
-            ]
-        return []
+            )
+        return found
 
 
 def _version_of(image: str) -> str:

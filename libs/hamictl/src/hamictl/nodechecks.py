@@ -125,6 +125,30 @@ def _kubelet(node: Document) -> str:
     return str(info.get("kubeletVersion", ""))
 
 
+def kube_scheduler(tag: str, server: str) -> Iterator[Finding]:
+    """Check that kube-scheduler may be used with the API server, by Kubernetes' skew policy.
+
+    It may be one minor release older than the API server, and never newer. A ``tag`` without a
+    version, such as a digest's, is not judged.
+    """
+    found, known = version_of(tag), version_of(server)
+    if found is None or known is None:
+        return
+    if (known[0], known[1] - 1) <= found <= known:
+        yield Finding(
+            check="kube-scheduler",
+            verdict="PASS",
+            text=f"kube-scheduler {_shown(found)} fits API server {_shown(known)}",
+        )
+        return
+    yield Finding(
+        check="kube-scheduler",
+        verdict="FAIL",
+        text=f"the image kube-scheduler is {_shown(found)}, the API server {_shown(known)}",
+        fix=f"set newTag of the image kube-scheduler to {server.partition('+')[0]}",
+    )
+
+
 def storage(claims: Sequence[Document], classes: Sequence[Document]) -> Iterator[Finding]:
     """Check that the claims of the services have volumes, or can get one."""
     names = {one["metadata"]["name"] for one in classes}
