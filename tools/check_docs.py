@@ -56,6 +56,7 @@ MODULE_BY_RECIPE = {
     "cluster": "tests.cluster.__main__",
     "bench": "tests.bench.{}",
     "fuzz": "tests.attack.fuzz.__main__",
+    "images": "tools.images.__main__",
     "build": "tools.build_{}",
     "pin-images": "tools.pin_images",
     "sbom": "tools.sbom",
@@ -113,6 +114,10 @@ FATES = (
     Fate(
         pattern=r"\./dev (test|check|gen|pins|fmt|build)( .*)?",
         why_not="runs the tests, or writes the tree; continuous integration runs ./dev test",
+    ),
+    Fate(
+        pattern=r"\./dev images.*",
+        run_by=("tests/install/test_images.py", r"tool\.build"),
     ),
     Fate(
         pattern=r"\./dev pin-images.*",
@@ -370,6 +375,8 @@ def test_problem(words: list[str]) -> str:
     rest = [word for word in words if word not in run_tests.TIERS]
     if rest[:1] == ["--plane"]:
         rest = rest[2:] if rest[1:2] in (["sim"], ["real"]) else rest
+    if rest[:1] == ["--kubernetes"] and rest[1:2] and rest[1] in run_tests.NAMES:
+        rest = rest[2:]
     return pytest_problem(rest)
 
 
