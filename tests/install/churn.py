@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with shares that come and go at a constant rate, and what became of each of them.
+"""Pods with shares that come and go at a constant rate, with the outcome of each.
 
 Seconds of this machine's monotonic clock. A pod is deleted ``lifetime_s`` after it runs. Every pod
 has another amount of memory, which identifies its share.

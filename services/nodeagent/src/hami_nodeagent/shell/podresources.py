@@ -127,9 +127,9 @@ class PodResources:
     async def serves_get(self, *, timeout_s: float) -> bool:
         """Return whether kubelet serves ``Get``; ``Unavailable`` if it does not answer."""
         # No pod has this name: kubelet would have to look it up only to miss it.
-        nobody = api.GetPodResourcesRequest(pod_name="-", pod_namespace="-")
+        absent = api.GetPodResourcesRequest(pod_name="-", pod_namespace="-")
         try:
-            await self._stub.Get(nobody, timeout=timeout_s)
+            await self._stub.Get(absent, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.NOT_FOUND):
                 return "not found" in (error.details() or "")  # else: "… method disabled"
