@@ -108,7 +108,18 @@ FATES = (
         run_by=("tests/e2e/test_demo_mixed.py", r"--profile.*mixed"),
     ),
     Fate(
-        pattern=r"\./dev cluster (up( --node)?|install|build|status|down)",
+        pattern=r"\./dev cluster (status|down)",
+        run_by=(
+            "tests/integration/tools/test_docs_commands.py",
+            "test_cluster_that_does_not_run_is_reported",
+        ),
+    ),
+    Fate(
+        pattern=r"\./install\.sh .*",
+        run_by=("tests/unit/deploy/test_offline_install.py", '"--import-only"'),
+    ),
+    Fate(
+        pattern=r"\./dev cluster (up( --node)?|install|build)",
         why_not="holds a control plane that outlives the test; the real tier builds and runs one",
     ),
     Fate(

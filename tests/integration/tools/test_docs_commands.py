@@ -43,6 +43,13 @@ def test_command_of_the_docs_succeeds(checkout: Path, command: Command) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize(("command", "code"), [("status", 1), ("down", 0)])
+def test_cluster_that_does_not_run_is_reported(tmp_path: Path, command: str, code: int) -> None:
+    words = [sys.executable, "-m", "tests.cluster", command, "--dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "no cluster runs there\n"), done.stderr
+
+
 def test_mistyped_setting_is_refused_in_the_same_way(checkout: Path) -> None:
     """The test above can fail."""
     config = "deploy/kustomize/base/config/webhook.toml"
