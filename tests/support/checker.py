@@ -21,7 +21,7 @@ from hami_common.pods.signing import SignedPlacement, Verifier
 
 
 class Outside(Protocol):
-    """What is asked of a cluster."""
+    """Access that the checks need to a cluster."""
 
     @property
     def bus(self) -> Client:
