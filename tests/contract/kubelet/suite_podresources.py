@@ -45,13 +45,10 @@ class PodResourcesContract:
             assert numa_by_id == {"a": [0], "b": []}
             assert len(entry.devices) == 2
 
-    async def test_ended_pod_is_not_listed_but_can_be_got(self, node: Node) -> None:
+    async def test_ended_pod_is_not_listed(self, node: Node) -> None:
         pod = await node.run([asks(script="exit 0")])
         await node.in_phase(pod, "Succeeded")
         await until(node.listed, lambda listed: pod not in listed)
-        request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace=node.namespace)
-        answer = await node.ask("Get", request)
-        assert answer.pod_resources.name == pod
 
     async def test_get_of_an_unknown_pod_returns_not_found(self, node: Node) -> None:
         request = podresources.GetPodResourcesRequest(pod_name="nobody", pod_namespace="none")

@@ -237,7 +237,7 @@ async def test_refusals_are_counted_into_condition_and_event(
         await until(reported)
     assert message == (
         "0/3 nodes are available: 1 node(s) were unschedulable, "
-        "2 memory: wants 9 MiB, best 3 MiB. no new claims to deallocate, "
+        "2 memory: wants 9 MiB, best 3 MiB. "
         "preemption: 0/3 nodes are available: "
         "1 Preemption is not helpful for scheduling, "
         "2 No preemption victims found for incoming pod."

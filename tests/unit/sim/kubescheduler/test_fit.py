@@ -140,10 +140,10 @@ def test_explanation_groups_nodes_by_reason() -> None:
     }
     assert explain(refusals, 3, preempts=True) == (
         "0/3 nodes are available: 1 Too many pods, 1 node(s) were unschedulable, "
-        "2 Insufficient cpu. no new claims to deallocate, preemption: 0/3 nodes are available: "
+        "2 Insufficient cpu. preemption: 0/3 nodes are available: "
         "1 Preemption is not helpful for scheduling, "
         "2 No preemption victims found for incoming pod."
     )
     assert explain(refusals, 3, preempts=False).endswith(
-        "no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
+        "preemption: not eligible due to preemptionPolicy=Never."
     )

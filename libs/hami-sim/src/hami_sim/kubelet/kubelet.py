@@ -279,7 +279,6 @@ class _Life:
             self.directory / "pod-resources",
             self.devices,
             active_pods=self.active_pods,
-            all_pods=self.all_pods,
             bucket=TokenBucket(
                 settings.pod_resources_per_s, settings.pod_resources_burst, now_s=self.monotonic_s
             ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves PodResources v1 on a unix socket, as kubelet 1.34: what each active pod's containers hold.
+"""Serves PodResources v1 on a unix socket, as kubelet 1.37: what each active pod's containers hold.
 
 Ordinary init containers are left out, sidecars are not. One entry per device and NUMA node.
 Requests beyond the limit get RESOURCE_EXHAUSTED: kubelet answers 100 a second in bursts of 10.
@@ -66,14 +66,12 @@ class PodResources(podresources_grpc.PodResourcesListerServicer):
         devices: DeviceManager,
         *,
         active_pods: Callable[[], Collection[Obj]],
-        all_pods: Callable[[], Collection[Obj]],
         bucket: TokenBucket,
     ) -> None:
         self.socket = directory / SOCKET
         self._directory = directory
         self._devices = devices
         self._active_pods = active_pods
-        self._all_pods = all_pods
         self._bucket = bucket
         self._server: grpc.aio.Server | None = None
 
@@ -116,10 +114,10 @@ class PodResources(podresources_grpc.PodResourcesListerServicer):
         request: api.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[api.GetPodResourcesRequest, api.GetPodResourcesResponse],
     ) -> api.GetPodResourcesResponse:
-        """Return one pod by name, active or not."""
+        """Return one active pod by name."""
         await self._admit(context)
         wanted = (request.pod_namespace, request.pod_name)
-        pod = next((pod for pod in self._all_pods() if key_of(pod) == wanted), None)
+        pod = next((pod for pod in self._active_pods() if key_of(pod) == wanted), None)
         if pod is None:
             await context.abort(
                 grpc.StatusCode.UNKNOWN,

@@ -3,7 +3,7 @@
 
 Filters run in the order of the real default profile and the first that fails rejects the
 node: unschedulable, node name, taints, node affinity and selector, host ports, resources. Reason
-texts are those of ``pkg/scheduler/framework/plugins`` (Kubernetes 1.34), because they are counted
+texts are those of ``pkg/scheduler/framework/plugins`` (Kubernetes 1.37), because they are counted
 into the pod's condition. Pure; amounts are Decimals in base units (cores, bytes, pieces).
 """
 
@@ -22,8 +22,6 @@ from hami_sim.apiserver.selectors import Requirement
 Amounts: TypeAlias = dict[str, Decimal]
 
 MAX_NODE_SCORE: Final = 100
-_NO_CLAIMS: Final = "no new claims to deallocate"
-"""Message of the DynamicResources plugin for every pod that fits no node."""
 _ZERO: Final = Decimal(0)
 _NON_ZERO: Final = {"cpu": Decimal("0.1"), "memory": Decimal(200 * 1024 * 1024)}
 """Amounts that scores assume for a container without requests."""
@@ -334,7 +332,7 @@ def explain(refusals: Mapping[str, NodeRefusal], total: int, *, preempts: bool) 
     if counts:
         text += f" {', '.join(sorted(f'{n} {reason}' for reason, n in counts.items()))}."
     if not preempts:
-        return f"{text} {_NO_CLAIMS}, preemption: not eligible due to preemptionPolicy=Never."
+        return f"{text} preemption: not eligible due to preemptionPolicy=Never."
     helpless = sum(not item.resolvable for item in refusals.values())
     outcomes = {
         "Preemption is not helpful for scheduling": helpless,
@@ -342,5 +340,5 @@ def explain(refusals: Mapping[str, NodeRefusal], total: int, *, preempts: bool) 
     }
     parts = ", ".join(sorted(f"{n} {outcome}" for outcome, n in outcomes.items() if n))
     if not parts:
-        return f"{text} {_NO_CLAIMS}"
-    return f"{text} {_NO_CLAIMS}, preemption: 0/{total} nodes are available: {parts}."
+        return text
+    return f"{text} preemption: 0/{total} nodes are available: {parts}."
