@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods with shares that come and go at a constant rate, with the outcome of each.
 
-Seconds of this machine's monotonic clock. A pod is deleted ``lifetime_s`` after it runs. Every pod
-has another amount of memory, which identifies its share.
+Seconds of this machine's monotonic clock. A pod is deleted ``lifetime_s`` after it runs. While
+``most`` pods exist, the next one waits: a machine that starts fewer a second than ``rate_per_s``
+would otherwise be asked for more and more of them at once. Every pod has another amount of memory,
+which identifies its share.
 """
 
 from collections.abc import AsyncIterator
@@ -48,8 +50,11 @@ class Life(Struct, kw_only=True):
 class Churn:
     """Pods of one run; made by ``run_churn``."""
 
-    def __init__(self, client: KubeClient, *, rate_per_s: float, lifetime_s: float) -> None:
+    def __init__(
+        self, client: KubeClient, *, rate_per_s: float, lifetime_s: float, most: int
+    ) -> None:
         self.lives: dict[str, Life] = {}
+        self._most = most
         self._client = client
         self._pause_s = 1 / rate_per_s
         self._lifetime_s = lifetime_s
@@ -84,9 +89,18 @@ class Churn:
         now_s = anyio.current_time()
         return sorted(life.pending_s(now_s) for life in self.lives.values())
 
+    def rate_per_s(self) -> float:
+        """Pods that were created a second."""
+        created_s = [life.created_s for life in self.lives.values()]
+        return len(created_s) / max(1.0, created_s[-1] - created_s[0])
+
     async def _create(self) -> None:
         due_s = anyio.current_time()
         while not self._is_ending:
+            if sum(life.gone_s is None for life in self.lives.values()) >= self._most:
+                await anyio.sleep(_POLL_S)
+                due_s = anyio.current_time()
+                continue
             number = len(self.lives)
             name = f"churn-{number}"
             memory_mib = FIRST_MIB + number % SIZES
@@ -155,10 +169,10 @@ class Churn:
 
 @asynccontextmanager
 async def run_churn(
-    client: KubeClient, *, rate_per_s: float, lifetime_s: float
+    client: KubeClient, *, rate_per_s: float, lifetime_s: float, most: int
 ) -> AsyncIterator[Churn]:
     """Pods come and go while the block runs; the block ends the churn before it leaves."""
-    churn = Churn(client, rate_per_s=rate_per_s, lifetime_s=lifetime_s)
+    churn = Churn(client, rate_per_s=rate_per_s, lifetime_s=lifetime_s, most=most)
     async with anyio.create_task_group() as group:
         group.start_soon(churn.run)
         yield churn

@@ -6,7 +6,6 @@ what the pods reserve of the processor, so that all fit on two cores; nothing el
 """
 
 import json
-import os
 from collections.abc import Callable
 
 import pytest
@@ -16,10 +15,6 @@ from tests.install.installation import Installation, restarts
 from tests.install.tenant import Tenant, share
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("HAMI_INSTALL_ALL") != "1",
-        reason="not yet run to its end on a site; HAMI_INSTALL_ALL=1 runs it",
-    ),
     pytest.mark.anyio,
     pytest.mark.shares_cluster,
     pytest.mark.timeout(600),

@@ -20,6 +20,11 @@ from tools.build_native_fakes import CUDA, DEFAULT_OUT, NVML, build
 
 DRIVER = Path("/var/lib/nvidia")
 """On the node: lib/ with the libraries, state/ with what the cards are, toolkit/."""
+HARDENED = """\
+accept-nvidia-visible-devices-envvar-when-unprivileged = false
+accept-nvidia-visible-devices-as-volume-mounts = false
+"""
+"""Configuration of the container toolkit, as docs/install.md demands of nodes."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 CDI_KIND = "nvidia.com/gpu"
 HANDLER = "nvidia"
@@ -81,7 +86,9 @@ class Hardware:
         cdi = etc / "cdi" / "nvidia.yaml"
         cdi.parent.mkdir(parents=True, exist_ok=True)
         cdi.write_text(json.dumps(self._cdi(), indent=1))
-        configure_toolkit(etc, is_hardened=False)
+        toolkit_settings = etc / "nvidia-container-runtime" / "config.toml"
+        toolkit_settings.parent.mkdir(parents=True, exist_ok=True)
+        toolkit_settings.write_text(HARDENED)
 
     def _cdi(self) -> dict[str, Any]:
         """Specification as the toolkit's generator writes it; JSON is YAML too."""
@@ -122,14 +129,3 @@ class Hardware:
                 ],
             },
         }
-
-
-def configure_toolkit(etc: Path, *, is_hardened: bool) -> None:
-    """Write the toolkit's configuration, by its defaults or as docs/install.md demands of nodes."""
-    config = etc / "nvidia-container-runtime" / "config.toml"
-    config.parent.mkdir(parents=True, exist_ok=True)
-    accepts = "false" if is_hardened else "true"
-    config.write_text(
-        f"accept-nvidia-visible-devices-envvar-when-unprivileged = {accepts}\n"
-        "accept-nvidia-visible-devices-as-volume-mounts = false\n"
-    )

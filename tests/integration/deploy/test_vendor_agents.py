@@ -32,16 +32,14 @@ WITH_FILES = ("amd", "hygon", "kunlunxin")
 """Vendors whose shares are described by files on the host."""
 
 
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The rendered agents by name, all in one overlay."""
-    directory = tmp_path_factory.mktemp("overlay")
+def render(directory: Path, *components: str) -> list[dict[str, Any]]:
+    """The objects of an overlay with these components."""
     overlay = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath(KUSTOMIZE / "base", directory)],
         "components": [
-            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in VENDORS
+            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in components
         ],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
@@ -50,8 +48,17 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         [kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    documents = yaml.safe_load_all(done.stdout)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def daemon_sets(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in documents if one["kind"] == "DaemonSet"}
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The rendered agents by name, all in one overlay."""
+    return daemon_sets(render(tmp_path_factory.mktemp("overlay"), *VENDORS))
 
 
 def test_agents_have_the_tag_of_the_release(agents: dict[str, dict[str, Any]]) -> None:
@@ -73,7 +80,7 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
 
 
 def test_each_vendor_has_one_agent_on_its_own_nodes(agents: dict[str, dict[str, Any]]) -> None:
-    named = {f"hami-agent-devices-{name}" for name in NAMED_DEVICES}
+    named = {f"hami-agent-devices-{name}" for name in ("nvidia", *NAMED_DEVICES)}
     assert agents.keys() == named | {f"hami-nodeagent-{name}" for name in VENDORS}
     for vendor in VENDORS:
         spec = agent_of(agents, vendor)
@@ -156,3 +163,51 @@ def test_agent_is_given_the_nodes_that_its_shares_have(
     assert mounts["dev"]["readOnly"] is True
     assert "securityContext" in container
     assert container["securityContext"].get("privileged") is None
+
+
+def granted_to_nvidia(agents: dict[str, dict[str, Any]]) -> agentdevices.Settings:
+    (container,) = agents["hami-agent-devices-nvidia"]["spec"]["template"]["spec"]["containers"]
+    return load(
+        agentdevices.Settings,
+        service=agentdevices.SERVICE,
+        argv=[],
+        environ=environment(container),
+    ).settings
+
+
+def test_nvidias_agent_gets_its_devices_by_cdi(agents: dict[str, dict[str, Any]]) -> None:
+    """Neither by a variable nor by a runtime class, which a hardened toolkit ignores."""
+    pod = agent_of(agents, "nvidia")["template"]["spec"]
+    agent = pod["containers"][0]
+    assert granted_to_nvidia(agents).cdi_device == "nvidia.com/gpu=all"
+    assert agent["resources"]["limits"][agentdevices.RESOURCE] == "1"
+    assert not [name for name in environment(agent) if name.startswith("NVIDIA_")]
+    assert "runtimeClassName" not in pod
+
+
+@pytest.mark.parametrize("also", [(), ("hami-node-label",)])
+def test_nvidias_agent_runs_without_cdi(tmp_path: Path, also: tuple[str, ...]) -> None:
+    documents = render(tmp_path, "nvidia", *also, "nvidia-without-cdi")
+    found = daemon_sets(documents)
+    assert found.keys() == {"hami-nodeagent-nvidia"}
+    pod = agent_of(found, "nvidia")["template"]["spec"]
+    agent = pod["containers"][0]
+    assert agentdevices.RESOURCE not in agent["resources"]["limits"]
+    assert environment(agent)["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert pod["runtimeClassName"] == "nvidia"
+    assert "SYS_ADMIN" in agent["securityContext"]["capabilities"]["add"]
+    (namespace,) = (
+        one
+        for one in documents
+        if one["kind"] == "Namespace" and one["metadata"]["name"] == "hami-agents"
+    )
+    assert namespace["metadata"]["labels"]["hami.io/device-environment"] == "allowed"
+
+
+def test_both_daemon_sets_of_nvidia_run_on_nodes_with_hamis_label(tmp_path: Path) -> None:
+    for one in daemon_sets(render(tmp_path, "nvidia", "hami-node-label")).values():
+        pod = one["spec"]["template"]["spec"]
+        assert "nodeSelector" not in pod
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        keys = [term["matchExpressions"][0]["key"] for term in terms["nodeSelectorTerms"]]
+        assert keys == ["hami.io/nvidia", "gpu"]

@@ -59,9 +59,11 @@ class Kubelet(deviceplugin_grpc.RegistrationServicer):
 
 
 @asynccontextmanager
-async def plugin(directory: Path) -> AsyncIterator[agentdevices.AgentDevices]:
+async def plugin(
+    directory: Path, *, devices: tuple[str, ...] = PATTERNS, cdi_device: str = ""
+) -> AsyncIterator[agentdevices.AgentDevices]:
     settings = agentdevices.Settings(
-        devices=PATTERNS, device_plugin_dir=str(directory), poll_s=0.02
+        devices=devices, cdi_device=cdi_device, device_plugin_dir=str(directory), poll_s=0.02
     )
     served = agentdevices.AgentDevices(settings)
     async with anyio.create_task_group() as group:
@@ -106,6 +108,29 @@ async def test_one_id_grants_the_named_devices(tmp_path: Path) -> None:
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_cdi_device_is_granted_before_any_node_is_there(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    patterns = ("/dev/no-such-device*",)
+    async with (
+        kubelet.running(),
+        plugin(tmp_path, devices=patterns, cdi_device="nvidia.com/gpu=all"),
+    ):
+        await until(lambda: len(kubelet.requests) == 1)
+        async with stub_of(tmp_path) as stub:
+            asked = api.ContainerAllocateRequest(devices_ids=["all"])
+            given = await stub.Allocate(api.AllocateRequest(container_requests=[asked]))
+            (response,) = given.container_responses
+            assert [one.name for one in response.cdi_devices] == ["nvidia.com/gpu=all"]
+            assert not response.devices
+
+
+async def test_plugin_of_nodes_registers_once_one_is_there(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    async with kubelet.running(), plugin(tmp_path, devices=("/dev/no-such-device*",)) as served:
+        await anyio.sleep(0.2)
+        assert served.registered_count == 0
+
+
 async def test_plugin_registers_again_after_kubelet_restarts(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     async with plugin(tmp_path) as served:
@@ -125,4 +150,12 @@ async def test_only_nodes_below_dev_are_granted(devices: tuple[str, ...]) -> Non
     context: Any = ServiceContext.__new__(ServiceContext)
     context.settings = agentdevices.Settings(devices=devices)
     with pytest.raises(SettingsInvalid, match="no device node"):
+        await agentdevices.serve_devices(context)
+
+
+@pytest.mark.parametrize("name", ["all", "nvidia.com/gpu", "nvidia.com/gpu=", "gpu=all"])
+async def test_cdi_device_has_a_qualified_name(name: str) -> None:
+    context: Any = ServiceContext.__new__(ServiceContext)
+    context.settings = agentdevices.Settings(cdi_device=name)
+    with pytest.raises(SettingsInvalid, match="no qualified name"):
         await agentdevices.serve_devices(context)

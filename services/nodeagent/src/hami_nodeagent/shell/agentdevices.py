@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives an unprivileged agent container the device nodes that its vendor's tool opens.
+"""Gives an unprivileged agent container the devices that its vendor's library or tool opens.
 
 A mount of ``/dev`` shows nodes; only a container whose cgroup allows them can open them, and only
 kubelet's device manager or a container runtime sets that rule. So this process is a device plugin
 of one resource with one id, which only an agent's pod asks for: ``Allocate`` names the nodes that
-fit the patterns. A policy of the API server keeps pods of other namespaces from the resource.
+fit the patterns, and the CDI device that stands for all devices of a vendor, whose specification
+adds the driver's libraries. A policy of the API server keeps pods of other namespaces from the
+resource.
 
-It registers once a node is there, and again whenever kubelet has restarted. A container keeps its
-device nodes: later nodes become visible to an agent when its pod is replaced. Outside document:
-k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
+It registers once a node is there, or at once with a CDI device, and again whenever kubelet has
+restarted. A container keeps its device nodes: later nodes become visible to an agent when its pod
+is replaced. While no specification defines the CDI device, kubelet fails to create the container
+and tries again. Outside documents: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, CDI 0.5. Seconds
+throughout.
 """
 
 import logging
@@ -48,6 +52,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     devices: tuple[str, ...] = ()
     """Device nodes below ``/dev`` that agents may open, as shell patterns."""
+    cdi_device: str = ""
+    """CDI device that agents get, for example ``nvidia.com/gpu=all``; empty: none."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
     """Directory of kubelet's plugin sockets."""
     poll_s: float = 1.0
@@ -61,16 +67,23 @@ def main(argv: Sequence[str]) -> int:
 
 async def serve_devices(context: ServiceContext[Settings]) -> None:
     """Serve kubelet until asked to stop."""
-    _check(context.settings.devices)
+    _check(context.settings)
     async with background() as group:
         group.start_soon(AgentDevices(context.settings).keep)
         context.ready.set()
         await context.stopping.wait()
 
 
-def _check(patterns: Sequence[str]) -> None:
-    """Reject patterns that match nothing, or anything outside ``/dev``."""
-    for pattern in patterns or ("",):
+def _check(settings: Settings) -> None:
+    """Reject patterns that match nothing or anything outside ``/dev``, and unqualified names."""
+    kind, _, name = settings.cdi_device.partition("=")
+    if settings.cdi_device and not ("/" in kind and name):
+        raise SettingsInvalid(
+            field="cdi_device",
+            problem=f"{settings.cdi_device!r} is no qualified name of a CDI device",
+            fix="give it as <vendor>/<class>=<name>, such as nvidia.com/gpu=all",
+        )
+    for pattern in settings.devices or (() if settings.cdi_device else ("",)):
         parts = Path(pattern).parts
         if parts[:2] != ("/", "dev") or len(parts) <= len(Path(DEV).parts) or ".." in parts:
             raise SettingsInvalid(
@@ -110,7 +123,7 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
         while True:
             kubelet = identity(self._kubelet)
             try:
-                if kubelet and nodes_of(self._settings.devices):
+                if kubelet and (self._settings.cdi_device or nodes_of(self._settings.devices)):
                     async with self._served() as own:
                         await self._register()
                         await self._until_replaced(kubelet, own)
@@ -148,8 +161,8 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
         ) as channel:
             await deviceplugin_grpc.RegistrationStub(channel).Register(request, timeout=_CALL_S)
         self.registered_count += 1
-        nodes = nodes_of(self._settings.devices)
-        _log.info("registered with kubelet", extra={"resource": RESOURCE, "nodes": nodes})
+        granted = {"nodes": nodes_of(self._settings.devices), "cdi": self._settings.cdi_device}
+        _log.info("registered with kubelet", extra={"resource": RESOURCE, **granted})
 
     async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
@@ -183,7 +196,7 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
     async def Allocate(  # noqa: N802 - the protocol's name
         self, request: api.AllocateRequest, context: _Context
     ) -> api.AllocateResponse:
-        """Return every matching node, at its own path."""
+        """Return every matching node, at its own path, and the CDI device."""
         if any(list(one.devices_ids) != [DEVICE_ID] for one in request.container_requests):
             detail = f"hami: {RESOURCE} has one id, {DEVICE_ID!r}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
@@ -191,5 +204,7 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
             api.DeviceSpec(host_path=path, container_path=path, permissions="rw")
             for path in nodes_of(self._settings.devices)
         ]
-        answer = api.ContainerAllocateResponse(devices=devices)
+        name = self._settings.cdi_device
+        named = [api.CDIDevice(name=name)] if name else []
+        answer = api.ContainerAllocateResponse(devices=devices, cdi_devices=named)
         return api.AllocateResponse(container_responses=[answer] * len(request.container_requests))
