@@ -27,6 +27,7 @@ from hami_common.model.placement import booked_by_device
 from hami_sim.cluster import ClusterSpec, NodeSpec
 from hami_sim.demo_mixed import PRETENDED
 from hami_sim.hardware import profile as hardware
+from hami_sim.kubernetes.programs import SCHEDULER
 from hamictl.cli import main
 from tests.cluster.needs import control_plane_or_skip
 from tests.support import hami_reader
@@ -210,7 +211,9 @@ async def import_config(directory: Path) -> Path:
         KUSTOMIZE / "components" / name
         for name in ("iluvatar", *NEW.values(), "hami-take-over", "hami-mirrors")
     ]
-    return overlay(directory / "mine", OVERLAY, [*components, imported])
+    release = control_plane_or_skip().version(SCHEDULER)
+    tags = {"kube-scheduler": release}
+    return overlay(directory / "mine", OVERLAY, [*components, imported], tags=tags)
 
 
 def booked(records: Iterable[AllocationRecord]) -> dict[tuple[str, str], hami_reader.Used]:
@@ -275,6 +278,32 @@ class Day:
             return (await self.records()).keys() == THEIRS.keys()
 
         await self.site.until("HAMi's pods are booked", are_booked, limit_s=RUN_S)
+
+
+async def add_volume(site: Installed) -> None:
+    """Give the cluster a default StorageClass with a volume for the bus."""
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    await site.client.call(
+        "POST",
+        "/apis/storage.k8s.io/v1/storageclasses",
+        body={
+            "metadata": {"name": "disks", "annotations": default},
+            "provisioner": "kubernetes.io/no-provisioner",
+        },
+    )
+    await site.client.call(
+        "POST",
+        "/api/v1/persistentvolumes",
+        body={
+            "metadata": {"name": "disk-0"},
+            "spec": {
+                "storageClassName": "disks",
+                "capacity": {"storage": "12Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "hostPath": {"path": "/srv/disk-0"},
+            },
+        },
+    )
 
 
 async def plan(day: Day) -> None:
@@ -392,6 +421,7 @@ async def test_cluster_of_hami_migrates_in_a_day(
     async with anyio.create_task_group() as group:
 
         async def before(site: Installed) -> None:
+            await add_volume(site)
             await hami.build(site)
             await group.start(hami.follow, site)
             for name, (node, containers, text) in THEIRS.items():

@@ -4,7 +4,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,17 @@ def rendered(directory: Path) -> list[Obj]:
 
 
 def overlay(
-    directory: Path, base: Path, components: Sequence[Path] = (), *, without: Sequence[Obj] = ()
+    directory: Path,
+    base: Path,
+    components: Sequence[Path] = (),
+    *,
+    without: Sequence[Obj] = (),
+    tags: Mapping[str, str] | None = None,
 ) -> Path:
-    """A folder whose overlay is ``base`` with components, and without some objects."""
+    """A folder whose overlay is ``base`` with components, without some objects, and with tags.
+
+    ``tags``: tag by the name of an image.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -43,6 +51,7 @@ def overlay(
         "resources": [os.path.relpath(base, directory.resolve())],
         "components": [os.path.relpath(one, directory.resolve()) for one in components],
         "patches": [{"patch": yaml.safe_dump({"$patch": "delete", **one})} for one in without],
+        "images": [{"name": name, "newTag": tag} for name, tag in (tags or {}).items()],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return directory

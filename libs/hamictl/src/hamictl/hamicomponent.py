@@ -183,12 +183,20 @@ def _kustomization(imported: Imported, base: Base, made: dict[str, str]) -> Tree
     }
     if "runtime-class.yaml" in made:
         document["resources"] = ["runtime-class.yaml"]
-    if imported.cluster.monitors:
-        document["components"] = [f"{base.components}/prometheus-operator"]
+    if components := _components(imported):
+        document["components"] = [f"{base.components}/{name}" for name in components]
     document["configMapGenerator"] = generators
     if patches := _patches(imported, base):
         document["patches"] = patches
     return document
+
+
+def _components(imported: Imported) -> list[str]:
+    is_by_cdi = imported.settings.get("nodeagent", {}).get("injection", "cdi") == "cdi"
+    return [
+        *(["prometheus-operator"] if imported.cluster.monitors else []),
+        *(["nvidia-without-cdi"] if imported.cluster.nvidia_agents and not is_by_cdi else []),
+    ]
 
 
 def _patches(imported: Imported, base: Base) -> list[Tree]:

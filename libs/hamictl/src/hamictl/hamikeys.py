@@ -676,8 +676,8 @@ VALUES: Final[dict[str, Rule]] = {
     "devicePlugin.deviceListStrategy": Carried(
         ("step.injection.strategy",),
         "`injection` of the nodeagent, `policy.injection` of the webhook: `envvar` is `env`, "
-        "`cdi-cri` and `cdi-annotations` are `cdi`; where nodes have no CDI specification, list the "
-        "component `nvidia-without-cdi` too",
+        "`cdi-cri` and `cdi-annotations` are `cdi`; without `cdi` the component "
+        "`nvidia-without-cdi` is included",
         Kind("a strategy", (str,), ("envvar", "cdi-cri", "cdi-annotations")),
         default="envvar",
     ),
