@@ -57,6 +57,7 @@ class Installation:
         self.before: footprint.Footprint | None = None
         """The site before the first installation."""
         self.images: images.Images = {}
+        self._ready_s = 0.0
         self._place = Path()
         """Path of the installed overlay."""
 
@@ -88,7 +89,8 @@ class Installation:
         begun_s = anyio.current_time()
         await install.apply(self.site.reach, place)
         await self.ready(limit_s=READY_S - (anyio.current_time() - begun_s))
-        self.site.timings_s[f"{overlay}_ready"] = anyio.current_time() - begun_s
+        self._ready_s = anyio.current_time()
+        self.site.timings_s[f"{overlay}_ready"] = self._ready_s - begun_s
         self.overlay, self._place = overlay, place
 
     async def remove(self) -> None:
@@ -129,6 +131,10 @@ class Installation:
             )
 
         await self.site.until("every pod is Ready", is_ready, limit_s=limit_s)
+
+    async def aged(self, age_s: float) -> None:
+        """Wait until the installation has been Ready for ``age_s``."""
+        await anyio.sleep(self._ready_s + age_s - anyio.current_time())
 
     async def pods(self) -> list[Document]:
         """Pods of the services and the agents; of Jobs only those that have not succeeded."""

@@ -29,9 +29,15 @@ Document = dict[str, Any]
 
 
 def share(
-    name: str, *, memory_mib: int, core_pct: int = 0, labels: dict[str, str] | None = None
+    name: str,
+    *,
+    memory_mib: int,
+    core_pct: int = 0,
+    core_policy: str = "",
+    labels: dict[str, str] | None = None,
 ) -> Document:
     """A pod with one share that waits."""
+    policy = {"name": "GPU_CORE_UTILIZATION_POLICY", "value": core_policy}
     wanted = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib)}
     if core_pct:
         wanted["nvidia.com/gpucores"] = str(core_pct)
@@ -47,6 +53,7 @@ def share(
                     "name": "main",
                     "image": IMAGE,
                     "command": ["sh", "-c", WAIT],
+                    "env": [policy] if core_policy else [],
                     "resources": {
                         "limits": {**wanted, "memory": "64Mi"},
                         "requests": {"cpu": "1m"},
