@@ -46,8 +46,8 @@ INPUTS = (
 """Files and folders that a build may copy."""
 UNUSED = ("libs/hami-sim/", "native/libvgpu/tests/")
 """Parts of them that no image has."""
-BUILDERS = ("tools/images", "tools/sbom.py", "deploy/kustomize")
-"""Other inputs: this program, and the references."""
+BUILDERS = ("tools/images", "tools/sbom.py")
+"""Other inputs: this program. The references of deploy/kustomize are one more."""
 SCHEDULER = "kube-scheduler"
 REGISTRY = "docker.io"
 """Registry that container runtimes add to a name without one."""
@@ -60,6 +60,9 @@ WHEELS = "/wheels"
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _KEPT = 6
 """Results of as many different inputs stay in the cache."""
+_STORAGE_BYTES = 10 << 30
+"""Size above which buildah's storage is cleaned."""
+_BLOCK_BYTES = 512
 
 
 class BuildFailed(Exception):
@@ -184,7 +187,8 @@ def _recipe(base_image: str, for_platform: str, kubernetes: str | None) -> Recip
         except subprocess.CalledProcessError as error:
             raise _failed("the base of Debian packages", error) from error
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or _time_of_inputs())
-    summary = hashlib.sha256(repr((base_image, target, epoch_s, _version())).encode())
+    known = (base_image, target, epoch_s, _version(), sorted(references().items()))
+    summary = hashlib.sha256(repr(known).encode())
     for name in _files(*INPUTS, *BUILDERS):
         path = ROOT / name
         is_program = os.access(path, os.X_OK)
@@ -412,6 +416,10 @@ def _forget() -> None:
     found = sorted((cache() / "layers").iterdir(), key=lambda path: path.stat().st_mtime)
     for path in found[: -_KEPT * len(names())]:
         path.unlink(missing_ok=True)
+    files = (cache() / "storage").rglob("*")
+    if sum(path.lstat().st_blocks * _BLOCK_BYTES for path in files) > _STORAGE_BYTES:
+        # All but the base and the last images; the next build makes its layers again.
+        subprocess.run(_buildah("rmi", "--prune", "--force"), stdout=2, check=False)
 
 
 def _failed(what: str, error: subprocess.CalledProcessError) -> BuildFailed:
