@@ -172,6 +172,10 @@ FATES = (
         run_by=("tests/integration/hamictl/test_uninstall.py", r"\.uninstaller\(\)\.run\(\)"),
     ),
     Fate(
+        pattern=r"hamictl rotate-key.*",
+        run_by=("tests/integration/hamictl/test_rotate_key.py", r"\.rotation\(\)\.run\(\)"),
+    ),
+    Fate(
         pattern=r"hamictl events .*--follow.*", why_not="goes on for ever; it runs without --follow"
     ),
     Fate(pattern=r"(hamictl|kubectl hami) .*", run_by=HAMICTL_TESTS),

@@ -18,7 +18,7 @@ from tests.install.installation import Installation, bus_address
 from tests.install.tenant import Tenant
 from tests.support.kubeclient import KubeClient
 
-FILES = ("test_dev_overlay", "test_life", "test_prod_overlay")
+FILES = ("test_dev_overlay", "test_life", "test_uninstall", "test_prod_overlay")
 """Order of the files."""
 
 

@@ -21,7 +21,7 @@ from hami_common.runtime import natsio
 from hami_sim.kubernetes.pki import HOST
 from tests.cluster.site import install
 from tests.cluster.site.site import Site
-from tests.install import footprint
+from tests.install import footprint, previous
 from tests.install.tenant import write_image
 from tests.install.truth import Truth
 from tests.support.kubeclient import KubeClient
@@ -77,14 +77,16 @@ class Installation:
         self.site.timings_s["images_imported"] = anyio.current_time() - built_s
 
     async def ensure(self, overlay: str) -> None:
-        """Have ``overlay`` installed and Ready."""
+        """Have ``overlay`` installed and Ready; another one is removed before."""
         if self.overlay == overlay:
             return
         await self.load_images()
         if self.before is None:
             self.before = await footprint.take(self.site)
         if self.overlay:
-            await self.remove()
+            # Without waiting for kubelet, which hamictl reports as incomplete.
+            *_, deleted = await self.uninstall("--keep-pods", "--wait", "0")
+            assert deleted.returncode == 0, deleted.stderr
         place = await self._overlay(overlay)
         begun_s = anyio.current_time()
         await install.apply(self.site.reach, place)
@@ -93,18 +95,53 @@ class Installation:
         self.site.timings_s[f"{overlay}_ready"] = self._ready_s - begun_s
         self.overlay, self._place = overlay, place
 
-    async def remove(self) -> None:
-        """Remove the installed overlay; returns when its namespaces are gone."""
-        await self.site.kubectl(
-            *("delete", "--ignore-not-found", "mutatingwebhookconfiguration", "hami-webhook")
-        )
-        await self.site.kubectl("delete", "--ignore-not-found", "-k", str(self._place))
+    async def update(self, place: Path) -> None:
+        """Run the page's commands of the section Update for the overlay at ``place``."""
+        for command in install.page_commands("Update"):
+            words = [word.replace(install.DEV, str(place)) for word in command.words]
+            await self.site.reach.run(words)
+
+    async def previous(self) -> Path:
+        """The overlay dev of ``previous.COMMIT`` with its images, which the node then has too."""
+        tree = self.site.directory / "previous"
+        kubernetes = install.release(self.site.reach)
+        built = await anyio.to_thread.run_sync(previous.build, tree, kubernetes)
+        for path, reference in built:
+            await self.site.reach.load(path)
+            tagged = f"{reference.rpartition(':')[0]}:{previous.TAG}"
+            await self.site.reach.run(
+                [*self.site.reach.ctr, "images", "tag", "--force", reference, tagged]
+            )
+        for image in self.images.values():  # the archives of both name the same tags
+            await self.site.reach.load(image.path)
+        return previous.write_overlay(tree, [reference for _, reference in built])
+
+    @property
+    def place(self) -> Path:
+        """Path of the installed overlay."""
+        return self._place
+
+    async def uninstall(self, *options: str) -> list[CompletedProcess[str]]:
+        """Run the page's commands of the section Uninstall; returns their results.
+
+        ``options`` are added to those of ``hamictl uninstall``.
+        """
+        done = []
+        for command in install.page_commands("Uninstall"):
+            first, *rest = command.words
+            if first == "hamictl":
+                dry = "--dry-run" in rest
+                done.append(await self.hamictl(*rest, *(() if dry else options)))
+            else:
+                words = [word.replace(install.DEV, str(self._place)) for word in command.words]
+                done.append(await self.site.reach.run(words, check=False))
         self.overlay = ""
+        return done
 
     async def _overlay(self, base: str) -> Path:
         """An overlay of one's own; of prod with the images' digests, and for two cores."""
         patches = [LESS_CPU] if base == "prod" else []
-        own = install.write_overlay(self.site.directory, base, self.images, patches)
+        own = install.write_overlay(self.site.directory, base, self.images, patches=patches)
         if base == "prod":
             words = []
             for image in self.images.values():
@@ -167,10 +204,7 @@ class Installation:
         return reports[-1] > 0
 
     async def hamictl(self, *arguments: str) -> CompletedProcess[str]:
-        """Run hamictl on the node, where the cluster's names are resolved, as an administrator.
-
-        The scheduler, which listens on its pod's loopback, is reached by kubectl port-forward.
-        """
+        """Run hamictl on the node, where the cluster's names are resolved, as an administrator."""
         token = await self.site.kubectl("create", "token", "admin", "--namespace", "kube-system")
         variables = {
             "HAMICTL_REGISTRY": f"https://hami-registry.{namespaces.SYSTEM}.svc",
@@ -179,8 +213,12 @@ class Installation:
         }
         words = ("env", *(f"{name}={value}" for name, value in variables.items()))
         command = [*self.site.reach.on_node, *words, sys.executable, "-m", "hamictl", *arguments]
+        return await self.site.reach.run(command, check=False)
+
+    async def doctor(self) -> CompletedProcess[str]:
+        """Run ``hamictl doctor``; kubectl port-forward leads to the scheduler's loopback."""
         async with self._scheduler_forwarded():
-            return await self.site.reach.run(command, check=False)
+            return await self.hamictl("doctor", "-o", "wide")
 
     @asynccontextmanager
     async def _scheduler_forwarded(self) -> AsyncIterator[None]:

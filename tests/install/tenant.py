@@ -33,18 +33,23 @@ def share(
     *,
     memory_mib: int,
     core_pct: int = 0,
-    core_policy: str = "",
+    uuid: str = "",
     labels: dict[str, str] | None = None,
 ) -> Document:
-    """A pod with one share that waits."""
-    policy = {"name": "GPU_CORE_UTILIZATION_POLICY", "value": core_policy}
+    """A pod with one share that waits; of the device ``uuid``, if there is one."""
+    annotations = {"nvidia.com/use-gpuuuid": uuid} if uuid else {}
     wanted = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib)}
     if core_pct:
         wanted["nvidia.com/gpucores"] = str(core_pct)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels or {}},
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": labels or {},
+            "annotations": annotations,
+        },
         "spec": {
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
@@ -53,7 +58,6 @@ def share(
                     "name": "main",
                     "image": IMAGE,
                     "command": ["sh", "-c", WAIT],
-                    "env": [policy] if core_policy else [],
                     "resources": {
                         "limits": {**wanted, "memory": "64Mi"},
                         "requests": {"cpu": "1m"},

@@ -2,7 +2,9 @@
 """HAMi is installed from its images by the commands of docs/install.md, and works."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import anyio
 import pytest
 
 from hami_common import namespaces
@@ -39,21 +41,34 @@ async def test_pod_with_a_share_sees_and_gets_its_share_only(tenant: Tenant) -> 
     assert 2800 < fits <= 3000
 
 
-async def test_compute_of_a_share_is_limited(tenant: Tenant) -> None:
-    """With the policy ``force``: by default a program that is alone on its device is not limited."""
-    await tenant.create(share("slow", memory_mib=1000, core_pct=25, core_policy="force"))
-    await tenant.running("slow")
+async def test_compute_of_two_shares_of_one_device_is_limited(tenant: Tenant) -> None:
+    """Both always have work; a share that is alone on its device would not be limited."""
+    uuid = tenant.site.hardware.uuids[0]
+    parts = {"quarter": 25, "half": 50}
+    for name, core_pct in parts.items():
+        await tenant.create(share(name, memory_mib=1000, core_pct=core_pct, uuid=uuid))
+    used: dict[str, float] = {}
+
+    async def work(name: str) -> None:
+        used[name] = await tenant.compute_pct(name, for_s=4)
+
+    async with anyio.create_task_group() as group:
+        for name in parts:
+            await tenant.running(name)
+            group.start_soon(work, name)
     # A program that waits for a processor of this machine gets less, never more.
-    runs = [await tenant.compute_pct("slow", for_s=2) for _ in range(3)]
-    assert max(runs) <= 30, runs
-    assert max(runs) >= 20, runs
+    for name, core_pct in parts.items():
+        assert core_pct - 10 <= used[name] <= core_pct + 3, used
 
 
 async def test_doctor_finds_no_fault(installation: Installation) -> None:
+    """But for the warning that a node with cgroup v1 deserves."""
     await installation.ensure("dev")
-    found = await installation.hamictl("doctor", "-o", "wide")
+    found = await installation.doctor()
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "WARN" not in found.stdout, found.stdout
+    warnings = [line for line in found.stdout.splitlines() if line.startswith("WARN")]
+    expected = [] if Path("/sys/fs/cgroup/cgroup.controllers").exists() else ["cgroups"]
+    assert [line.split()[1] for line in warnings] == expected, found.stdout
 
 
 async def test_verify_passes_every_step_of_a_share(installation: Installation) -> None:

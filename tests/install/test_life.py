@@ -34,6 +34,8 @@ BEFORE_S = 3.0
 SAMPLE_S = 1.0
 END_S = 60.0
 ROLLOUT_S = 120.0
+REFRESH_S = 100.0
+"""Kubelet refreshes files of ConfigMaps and Secrets at most every 60 to 90 s."""
 WORKLOADS = {
     "webhook": (namespaces.SYSTEM, "deployment/hami-webhook"),
     "scheduler": (namespaces.SYSTEM, "deployment/hami-scheduler"),
@@ -96,17 +98,59 @@ def _quantiles(sorted_s: list[float]) -> str:
     return ", ".join(f"{sorted_s[place]:.1f} s" for place in places)
 
 
+async def _restart(dev: Installation, namespace: str, name: str) -> None:
+    await dev.site.kubectl("--namespace", namespace, "rollout", "restart", name)
+    await dev.site.kubectl(
+        *("--namespace", namespace, "rollout", "status", name, f"--timeout={ROLLOUT_S:g}s")
+    )
+
+
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 async def test_rolling_restart_loses_doubles_and_uncaps_no_pod(
     dev: Installation, record_property: Record, workload: str
 ) -> None:
     namespace, name = WORKLOADS[workload]
     async with life_goes_on(dev, record_property):
-        await dev.site.kubectl("--namespace", namespace, "rollout", "restart", name)
-        await dev.site.kubectl(
-            *("--namespace", namespace, "rollout", "status", name, f"--timeout={ROLLOUT_S:g}s")
-        )
+        await _restart(dev, namespace, name)
     await dev.ready()
+
+
+async def test_rotated_signing_key_loses_no_pod(dev: Installation, record_property: Record) -> None:
+    async with life_goes_on(dev, record_property):
+        done = await dev.hamictl("rotate-key", "--refresh", f"{REFRESH_S:g}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    retired = await dev.hamictl("rotate-key", "--retire")
+    assert retired.returncode == 0, retired.stdout + retired.stderr
+    assert "none" not in retired.stdout
+    keys = await dev.client.get("configmaps", "hami-trusted-keys", namespaces.AGENTS)
+    assert len(keys["data"]) == 1
+
+
+async def test_renewed_certificates_lose_no_pod(dev: Installation, record_property: Record) -> None:
+    """All of them at once, with their authority, which happens once in ten years."""
+    before = await dev.client.get("configmaps", "hami-ca", namespaces.SYSTEM)
+    async with life_goes_on(dev, record_property):
+        done = await dev.hamictl("bootstrap", "--valid-days", "4000", "--renew-days", "3700")
+        assert done.returncode == 0, done.stdout + done.stderr
+        await anyio.sleep(REFRESH_S)
+        for workload in ("nats", "registry"):
+            await _restart(dev, *WORKLOADS[workload])
+    after = await dev.client.get("configmaps", "hami-ca", namespaces.SYSTEM)
+    assert before["data"]["ca.crt"] in after["data"]["ca.crt"] != before["data"]["ca.crt"]
+    await dev.ready()
+
+
+@pytest.mark.timeout(900)  # the images of the earlier state are built
+async def test_downgrade_and_update_lose_no_pod(
+    dev: Installation, tenant: Tenant, record_property: Record
+) -> None:
+    await tenant.create(share("stays", memory_mib=2000))
+    await tenant.running("stays")
+    for place in (await dev.previous(), dev.place):
+        async with life_goes_on(dev, record_property):
+            await dev.update(place)
+        await dev.ready()
+        assert (await tenant.memory("stays"))[0] == 2000
 
 
 async def _keeps_a_running_share(

@@ -20,6 +20,7 @@ from hami_common.pods import limits
 from hami_common.pods.podview import PodView
 from hami_common.pods.signing import Verifier
 from tests.cluster.node.node import RealNode
+from tests.cluster.node.space import KUBELET_DIRECTORY
 from tests.support.checker import inventory_of, ledger_of, over_capacity, placement_of
 from tests.support.kubeclient import KubeClient
 
@@ -124,7 +125,7 @@ class Truth:
 
     def _seen(self, uid: str) -> str:
         """Content of the limits file in the pod's container; empty if there is none."""
-        pods = self._node.space.kubelet_directory / "pods"
+        pods = self._node.space.seen(KUBELET_DIRECTORY) / "pods"
         try:
             return (pods / uid / _LIMITS).read_text(encoding="utf-8")
         except FileNotFoundError:

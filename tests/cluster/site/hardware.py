@@ -45,7 +45,7 @@ class Hardware:
     def __init__(self, profile: str, node: str) -> None:
         self.profile = profiles.load(profile)
         self._node = node
-        self._uuids = [
+        self.uuids = [
             self.profile.uuid_of(node, index) for index in range(len(self.profile.devices))
         ]
         self.nvml: FakeNvml | None = None
@@ -96,7 +96,7 @@ class Hardware:
         named = [
             ("all", nodes),
             *((str(index), [node]) for index, node in enumerate(nodes)),
-            *((uuid, [node]) for uuid, node in zip(self._uuids, nodes, strict=True)),
+            *((uuid, [node]) for uuid, node in zip(self.uuids, nodes, strict=True)),
         ]
         state = DRIVER / "state"
         return {

@@ -21,7 +21,7 @@ from tools import docs_text, images
 ROOT: Final = Path(__file__).resolve().parents[3]
 PAGE: Final = "docs/install.md"
 OVERLAYS: Final = "deploy/kustomize/overlays"
-_DEV = f"{OVERLAYS}/dev"
+DEV: Final = f"{OVERLAYS}/dev"
 NODE_LABEL: Final = "hami.io/nvidia=true"
 _DOCKER = "docker.io/"
 
@@ -41,12 +41,22 @@ def page_commands(heading: str) -> list[docs_text.Command]:
 
 def build_images(reach: Reach) -> images.Images:
     """Build what the cache lacks; kube-scheduler is that of the site's release."""
+    return images.build(kubernetes=release(reach))
+
+
+def release(reach: Reach) -> str:
+    """Minor release of the site's Kubernetes, such as ``1.37``."""
     version = Programs(Path(reach.programs)).version(KUBECTL).removeprefix("v")
-    return images.build(kubernetes=".".join(version.split(".")[:2]))
+    return ".".join(version.split(".")[:2])
 
 
 def write_overlay(
-    directory: Path, base: str, built: images.Images, patches: Sequence[Document] = ()
+    directory: Path,
+    base: str,
+    built: images.Images,
+    *,
+    components: Sequence[str] = (),
+    patches: Sequence[Document] = (),
 ) -> Path:
     """An overlay of one's own below ``directory``, as the page demands; returns its path.
 
@@ -60,6 +70,7 @@ def write_overlay(
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [f"../{base}"],
+        "components": [f"../../components/{name}" for name in components],
         "images": [] if base == "prod" else [_tag(image) for image in built.values()],
         "patches": list(patches),
     }
@@ -101,7 +112,7 @@ async def apply(reach: Reach, overlay: Path) -> list[str]:
     """Label the node and run the page's commands for an overlay; returns their output."""
     printed = [(await reach.kubectl("label", "--overwrite", "node", reach.node, NODE_LABEL)).stdout]
     for command in page_commands("Apply"):
-        words = [word.replace(_DEV, str(overlay)) for word in command.words]
+        words = [word.replace(DEV, str(overlay)) for word in command.words]
         printed.append(f"$ {' '.join(words)}\n")
         printed.append((await reach.run(words)).stdout)
     return printed

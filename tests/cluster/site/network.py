@@ -17,7 +17,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from uuid import uuid4
@@ -94,17 +94,22 @@ class Network:
         Connections end when their target cannot be reached.
         """
 
+        async def carry(near: SocketStream) -> None:
+            async with near:
+                inside = await anyio.to_thread.run_sync(self._connected, await target())
+                reader, writer = await asyncio.open_connection(sock=inside)
+                try:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(_send, near, writer)
+                        group.start_soon(_receive, reader, near)
+                finally:
+                    writer.close()
+
         async def serve(near: SocketStream) -> None:
-            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                async with near:
-                    inside = await anyio.to_thread.run_sync(self._connected, await target())
-                    reader, writer = await asyncio.open_connection(sock=inside)
-                    try:
-                        async with anyio.create_task_group() as group:
-                            group.start_soon(_send, near, writer)
-                            group.start_soon(_receive, reader, near)
-                    finally:
-                        writer.close()
+            try:
+                await carry(near)
+            except* (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                pass
 
         async with (
             await anyio.create_tcp_listener(local_host=HOST) as listener,

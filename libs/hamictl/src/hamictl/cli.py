@@ -16,7 +16,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Operate": ("cordon", "uncordon", "resize"),
     "Plan": ("snapshot", "simulate", "defrag"),
     "Troubleshoot": ("doctor", "verify", "support-bundle", "replay"),
-    "Install and migrate": ("bootstrap", "import-config", "migrate", "uninstall"),
+    "Install and migrate": ("bootstrap", "rotate-key", "import-config", "migrate", "uninstall"),
     "Settings": ("completion",),
 }
 """Commands by section of the help. Each is a name in the module of ``commands`` named after it."""

@@ -41,6 +41,7 @@ from hami_common.runtime.natsio import (
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import StartedOnce, background, finish_within
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_common.vendors import ascend, nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.allowedprofiles import check_allowed
@@ -60,7 +61,6 @@ from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.inotify import DirectoryWatch
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
-from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics

@@ -34,6 +34,7 @@ from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
 from hami_common.runtime.telemetry import Tracing
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_common.vendors.catalog import Catalog
 from hami_core.core import Core
 from hami_core.ledger.holding import Holding
@@ -606,13 +607,10 @@ def unique_ids() -> Callable[[], str]:
 def load_keys(settings: Settings) -> Keys:
     """Load the keys from the files that ``settings`` names.
 
-    ``SettingsInvalid`` names the wrong one.
+    ``SettingsInvalid`` names a wrong private key; a public one that is no key is left out.
     """
     signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
-    trusted = [
-        _read(path, field=f"trusted_key_files[{number}]")
-        for number, path in enumerate(settings.trusted_key_files)
-    ]
+    trusted = TrustedKeys(Path(settings.trusted_keys_dir)).pems if settings.trusted_keys_dir else ()
     return Keys(signer=signer, verifier=Verifier.from_pems([signer.public_pem(), *trusted]))
 
 

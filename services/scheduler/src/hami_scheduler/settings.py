@@ -47,9 +47,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     signing_key_file: str
     """PKCS#8 PEM Ed25519 key that signs allocations (design D4)."""
-    trusted_key_files: tuple[str, ...] = ()
-    """Further public keys (PEM) whose allocations are trusted, such as the previous key while keys
-    rotate. The public half of ``signing_key_file`` is always trusted.
+    trusted_keys_dir: str = ""
+    """Directory of further public keys (PEM) whose allocations are trusted, such as the previous
+    and the next key while keys rotate; read at start. The public half of ``signing_key_file`` is
+    always trusted.
     """
     policy: PlacementPolicy = PlacementPolicy()
     """Placement policy of pods that name none; a change applies to pods read from then on."""

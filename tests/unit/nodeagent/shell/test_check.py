@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.check import SelfCheck
-from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.limiter import Limiter
 from tests.unit.nodeagent.core.builders import GPU, Given
 from tests.unit.nodeagent.shell.support import FakeKubelet, FakePods, know, make_site

@@ -16,8 +16,8 @@ from hami_common.pods import annotations
 from hami_common.pods.signing import SignedPlacement, Signer
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import background
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.pods import PodSource
 from tests.unit.nodeagent.core.builders import GPU, NODE
 from tests.unit.nodeagent.shell.support import FakeKubelet, make_site, until

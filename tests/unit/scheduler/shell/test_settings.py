@@ -50,11 +50,12 @@ def test_timeouts_are_ordered() -> None:
 
 def test_own_and_trusted_keys_verify_and_others_do_not(tmp_path: Path) -> None:
     own, old = Signer.generate(), Signer.generate()
-    settings = Settings(
-        signing_key_file=str(tmp_path / "own.pem"), trusted_key_files=(str(tmp_path / "old.pem"),)
-    )
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    settings = Settings(signing_key_file=str(tmp_path / "own.pem"), trusted_keys_dir=str(trusted))
     (tmp_path / "own.pem").write_bytes(own.private_pem())
-    (tmp_path / "old.pem").write_bytes(old.public_pem())
+    (trusted / "old.pub").write_bytes(old.public_pem())
+    (trusted / "broken.pub").write_text("no key")
     keys = load_keys(settings)
     placement: SignedPlacement = signed("a1")
     for signer in (own, old):

@@ -59,6 +59,14 @@ def _key_id(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
 
 
+def key_id_of(annotation: str) -> str:
+    """Id of the key that signed an allocation annotation, unverified; empty if it has none."""
+    try:
+        return _envelope_decoder.decode(annotation).kid
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+
+
 class Signer:
     """Signs placements with one private key."""
 

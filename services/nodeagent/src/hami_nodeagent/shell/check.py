@@ -16,12 +16,12 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
 from hami_common.errors import Unavailable
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.grants import Comparison, Grant, Shown, compare
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.allocate import GrantKeeper
-from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.pods import PodSource

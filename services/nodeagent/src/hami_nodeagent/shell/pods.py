@@ -23,9 +23,9 @@ from hami_common.errors import NotFound, WireInvalid
 from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.pods.podview import ListMetadataView, PodView
 from hami_common.ports import KubeApi, WatchEvent
+from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_common.units import whole
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
-from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.listkind import READS, GetProbe, ListKind
 from hami_nodeagent.shell.picture import UnreadablePod
 from hami_nodeagent.shell.site import Site

@@ -3,7 +3,7 @@
 
 One PEM key per file; hidden names are skipped, because Kubernetes keeps its own links there. A file
 that is not a key is reported and left out, so that the valid keys remain usable. With an empty
-directory no signature is trusted: every Allocate is refused, and the agent logs the reason.
+directory no signature is trusted.
 """
 
 import logging
@@ -22,6 +22,7 @@ class TrustedKeys:
         """Read ``directory`` now; it may appear later."""
         self._directory = directory
         self._seen: tuple[tuple[str, bytes], ...] | None = None
+        self.pems: tuple[bytes, ...] = ()
         self.verifier = Verifier(())
         self.reload_if_changed()
 
@@ -39,6 +40,7 @@ class TrustedKeys:
                 _log.error("trusted key not usable", extra={"file": name, "problem": str(error)})
             else:
                 pems.append(pem)
+        self.pems = tuple(pems)
         self.verifier = Verifier.from_pems(pems)
         _log.info("trusted keys read", extra={"count": len(pems)})
         return True

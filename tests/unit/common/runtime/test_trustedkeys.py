@@ -6,7 +6,7 @@ from pathlib import Path
 from hami_common.errors import WireInvalid
 from hami_common.model.placement import Placement
 from hami_common.pods.signing import SignedPlacement, Signer
-from hami_nodeagent.shell.keys import TrustedKeys
+from hami_common.runtime.trustedkeys import TrustedKeys
 
 SIGNER, OTHER = Signer.generate(), Signer.generate()
 

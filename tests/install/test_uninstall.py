@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's commands remove an installation and leave what the page names, and nothing else.
+
+A pod with a share runs meanwhile and stays limited until it ends.
+"""
+
+import pytest
+
+from tests.cluster.site.manifests import VOLUMES
+from tests.install import footprint
+from tests.install.installation import Installation
+from tests.install.tenant import Tenant, share
+
+pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster, pytest.mark.timeout(900)]
+
+OF_KUBELET = (
+    "file /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+    "file /var/lib/kubelet/cpu_manager_state",
+    "file /var/lib/kubelet/memory_manager_state",
+    "file /var/lib/cni",
+    "file /run/",
+)
+"""Files of kubelet and of the container runtime, which change with every pod."""
+
+
+async def test_page_leaves_what_it_names_and_limits_pods_until_they_end(
+    installation: Installation, tenant: Tenant
+) -> None:
+    await installation.ensure("dev")
+    await tenant.create(share("stays", memory_mib=2000, core_pct=25))
+    await tenant.running("stays")
+
+    refused = await installation.hamictl("uninstall")
+    assert refused.returncode == 1, refused.stdout
+    assert "stays" in refused.stdout + refused.stderr
+
+    kept = await installation.hamictl("uninstall", "--keep-pods", "--wait", "0")
+    assert "node-1" in kept.stdout + kept.stderr
+    assert (await tenant.memory("stays"))[0] == 2000
+    assert await tenant.compute_pct("stays", for_s=2) <= 30
+
+    await tenant.delete_all()
+    for done in await installation.uninstall():
+        assert done.returncode == 0, f"{done.args}: {done.stdout}{done.stderr}"
+    assert installation.before is not None
+    after = await footprint.take(installation.site)
+    changes = footprint.differences(installation.before, after)
+    unnamed = [
+        line for line in changes if not line.startswith((*OF_KUBELET, f"file {VOLUMES}/local-"))
+    ]
+    assert unnamed == []
