@@ -17,7 +17,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from uuid import uuid4
@@ -104,6 +104,8 @@ class Network:
                         group.start_soon(_receive, reader, near)
                 finally:
                     writer.close()
+                    with anyio.CancelScope(shield=True), suppress(OSError):
+                        await writer.wait_closed()
 
         async def serve(near: SocketStream) -> None:
             try:

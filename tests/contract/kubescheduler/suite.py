@@ -69,7 +69,7 @@ class ExtenderContract:
         }
         pod = await site.pod()
         message = await site.condition(pod, "Unschedulable")
-        # Kubernetes 1.34 adds what its DynamicResources plugin says of a pod without claims.
+        # Kubernetes 1.34 adds a text of its DynamicResources plugin for a pod without claims.
         assert message.replace("no new claims to deallocate, ", "") == (
             "0/3 nodes are available: 1 node(s) were unschedulable, "
             "2 memory: wants 9 MiB, best 3 MiB. "

@@ -21,7 +21,7 @@ IDS = 128
 class Pair:
     """Agent and proxy as processes."""
 
-    def __init__(self, plane: Plane, *, hold_s: float = 60.0) -> None:
+    def __init__(self, plane: Plane, *, hold_s: float = 60.0, leave_s: float = 0.0) -> None:
         self.plane = plane
         sockets = plane.directory / "plugins"
         settings = plane.settings()
@@ -32,6 +32,7 @@ class Pair:
             f"device_plugin_dir={settings.device_plugin_dir}",
             f"plugin_socket_dir={sockets}",
             f"hold_s={hold_s}",
+            f"leave_with_agent_s={2 * leave_s}",
             "call_wait_s=40",
         )
         self.agent = self._process(
@@ -45,6 +46,7 @@ class Pair:
             f"pod_resources_socket={settings.pod_resources_socket}",
             f"state_dir={settings.state_dir}",
             f"trusted_keys_dir={settings.trusted_keys_dir}",
+            f"leave_s={leave_s}",
             "http_port=0",
             "injection=env",
             "enforcement=none",
@@ -147,3 +149,20 @@ async def test_refusals_of_the_agent_arrive_as_they_are(pair: Pair) -> None:
             )
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"never announced for {RESOURCE}" in str(refused.value.details())
+
+
+@pytest.mark.parametrize("pair", [{"leave_s": 10.0}], indirect=True)
+async def test_both_serve_pods_on_their_way_when_they_are_stopped(pair: Pair) -> None:
+    """A reservation is made, both are asked to stop, and kubelet gets the pod afterwards."""
+    plane = pair.plane
+    async with anyio.create_task_group() as group:
+        web = plane.record(await plane.create("web", Ask(shares=((1, 1000),), command=SHOW)))
+        ledger_seq = await plane.reserve(web)
+        group.start_soon(pair.agent.stop)
+        group.start_soon(pair.proxy.stop)
+        await anyio.sleep(2.0)
+        assert pair.agent.is_running()
+        assert pair.proxy.is_running()
+        await plane.bind(web, ledger_seq)
+        await plane.until_phase("web", "Running")
+    assert "serves no more pods" in pair.agent.log.read_text()

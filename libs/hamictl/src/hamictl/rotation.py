@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces the key that signs allocations, while pods start and run, for ``hamictl rotate-key``.
 
-Whoever verifies has to trust a key before it signs, so a rotation has these steps, each of which a
-repeated run continues:
+The scheduler and the agents have to trust a key before it signs, so a rotation has these steps,
+each of which a repeated run continues:
 
 1. The next key is added to the Secret, and its public half to the ConfigMaps of trusted keys of
    services and agents.

@@ -62,6 +62,7 @@ from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.inotify import DirectoryWatch
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from hami_nodeagent.shell.kubelet import PluginKeeper
+from hami_nodeagent.shell.leaving import leave
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
 from hami_nodeagent.shell.modes import ModeKeeper
@@ -243,6 +244,7 @@ async def serve_agent(
                 group.start_soon(_with_bus, parts)
                 group.start_soon(_become_ready, group, parts, port, task_status)
                 await context.stopping.wait()
+                await leave(parts.site)
     finally:
         with finish_within(_CLOSE_S):
             await parts.kubelet.aclose()

@@ -178,6 +178,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Directory in which plugins are served to the plugin proxy (``hami_nodeagent plugin-proxy``),
     which serves kubelet, so that a restart of the agent fails no pod; empty: serve kubelet
     directly."""
+    leave_s: float = 0.0
+    """Longest time after SIGTERM in which pods that were placed here before still get their
+    devices; the scheduler places no more of them meanwhile. 0: stop at once."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """Kubelet's PodResources socket, which lists pods and their device ids."""
     state_dir: str = "/var/lib/hami/agent"

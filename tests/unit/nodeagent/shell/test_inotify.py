@@ -170,7 +170,7 @@ async def test_idle_proxy_does_not_read_its_directory(
     supervisor = Supervisor(clock=SystemClock(), registry=site.metrics.registry)
     async with running(watch), background() as group:
         group.start_soon(
-            pluginproxy.find_endpoints, settings, watch, supervisor, group.start_soon, set()
+            pluginproxy.find_endpoints, settings, watch, supervisor, group.start_soon, {}
         )
         with anyio.move_on_after(50 * POLL_S):
             await anyio.sleep_forever()

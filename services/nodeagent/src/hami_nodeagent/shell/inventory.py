@@ -569,12 +569,13 @@ def _check_vendor(canonical: NodeDevices, *, what: str) -> None:
 
 
 async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) -> None:
-    """Send heartbeats until cancelled, and at once when kubelet accepts or loses a plugin.
+    """Send heartbeats until cancelled, at once when kubelet accepts or loses a plugin.
 
-    Heartbeats are sent without devices, too: they show that the agent is alive.
+    Also at once when the agent is asked to stop. Heartbeats are sent without devices, too: they
+    show that the agent is alive.
     """
     while True:
-        served = site.picture.served
+        served = site.picture.offered()
         heartbeat = Heartbeat(
             node=site.node,
             boot_id=site.sequence.boot_id,
@@ -589,5 +590,5 @@ async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) ->
         except HamiError as error:
             _log.debug("heartbeat not sent", extra={"problem": str(error)})
         with anyio.move_on_after(site.settings.heartbeat_s):
-            while site.picture.served == served:
+            while site.picture.offered() == served:
                 await site.picture.changed.wait()

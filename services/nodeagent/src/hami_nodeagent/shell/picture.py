@@ -56,6 +56,8 @@ class Picture:
         self.sound_by_vendor: dict[str, frozenset[str]] = {}
         self.served: frozenset[str] = frozenset()
         """Vendors whose plugin is registered with kubelet."""
+        self.is_leaving = False
+        """The agent stops: no vendor counts as served, so that no more pods are placed."""
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations that this agent marks as failed, by pod uid."""
         self.unlimited_by_uid: dict[str, str] = {}
@@ -152,6 +154,25 @@ class Picture:
         if now != self.served:
             self.served = now
             self.note_change()
+
+    def offered(self) -> frozenset[str]:
+        """Return the vendors whose devices pods may be given now."""
+        return frozenset() if self.is_leaving else self.served
+
+    def note_leaving(self) -> None:
+        """Store that the agent stops."""
+        self.is_leaving = True
+        self.note_change()
+
+    def awaited(self) -> tuple[str, ...]:
+        """Return the pods with a reservation here that kubelet has not asked devices for yet."""
+        return tuple(
+            f"{entry.record.namespace}/{entry.record.pod}"
+            for uid, entry in self.entries_by_uid.items()
+            if entry.record.op != "release"
+            and not self.grants.of_pod(uid)
+            and (self.pods.find(uid) is None or self.pods.is_alive(uid))
+        )
 
     def set_health(self, vendor: str, *, faulty: frozenset[str], sound: frozenset[str]) -> None:
         """Store the vendor's devices that this node found unusable, and those it found usable."""

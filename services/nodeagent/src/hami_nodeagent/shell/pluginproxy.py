@@ -75,6 +75,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Time for which kubelet's call waits for the agent; kubelet admits no other pod meanwhile."""
     poll_s: float = 0.05
     """Interval at which the directories of sockets are read while the kernel reports no changes."""
+    leave_with_agent_s: float = 0.0
+    """Longest time after SIGTERM in which kubelet is served while the agent answers, because both
+    are asked to stop at once and the agent waits for pods (``leave_s``). 0: stop at once."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -94,11 +97,15 @@ async def serve_proxy(context: ServiceContext[Settings]) -> None:
             poll_s=settings.poll_s,
         )
         group.start_soon(supervisor.keep, "directories", watch.run)
-        find = partial(find_endpoints, settings, watch, supervisor, group.start_soon, set())
+        endpoints: dict[str, Endpoint] = {}
+        find = partial(find_endpoints, settings, watch, supervisor, group.start_soon, endpoints)
         group.start_soon(supervisor.keep, "sockets", find)
         context.ready.set()
         settle()
         await context.stopping.wait()
+        with anyio.move_on_after(settings.leave_with_agent_s):
+            while any(one.has_agent() for one in endpoints.values()):  # noqa: ASYNC110 - gRPC has no event
+                await anyio.sleep(settings.poll_s)
 
 
 def make_socket_directory(path: str) -> Path:
@@ -120,16 +127,16 @@ async def find_endpoints(
     watch: DirectoryWatch,
     supervisor: Supervisor,
     start: Callable[..., object],
-    known: set[str],
+    endpoints: dict[str, "Endpoint"],
 ) -> None:
     """Serve each socket of the agent in its own task, which is restarted when it fails."""
     while True:
         changed = watch.changed
         for path in _sockets(settings.plugin_socket_dir):  # each is served in a task of its own
-            if path.name not in known:
-                known.add(path.name)
+            if path.name not in endpoints:
                 offered = Path(settings.device_plugin_dir) / path.name
-                start(supervisor.keep, path.stem, Endpoint(path, offered, settings, watch).run)
+                endpoints[path.name] = Endpoint(path, offered, settings, watch)
+                start(supervisor.keep, path.stem, endpoints[path.name].run)
         await watch.wait(changed)
 
 
@@ -160,6 +167,7 @@ class Endpoint:
         self._offered = offered
         self._settings = settings
         self._channel: grpc.aio.Channel
+        self._is_served = False
         self.streams = 0
         """ListAndWatch streams that kubelet has open now."""
 
@@ -179,6 +187,10 @@ class Endpoint:
                     "plugin withdrawn", extra={"plugin": self._offered.name, "reason": reason}
                 )
 
+    def has_agent(self) -> bool:
+        """Return whether kubelet is served and the agent is connected."""
+        return self._is_served and self._agent_state() == _READY
+
     def _agent_state(self) -> grpc.ChannelConnectivity:
         """Return the state of the connection to the agent; an idle one is made again."""
         return self._channel.get_state(try_to_connect=True)
@@ -197,9 +209,11 @@ class Endpoint:
         await server.start()
         own = identity(self._offered)
         _log.info("plugin offered", extra={"plugin": self._offered.name})
+        self._is_served = True
         try:
             return await self._watch(own)
         finally:
+            self._is_served = False
             with finish_within(_STOP_S + 1.0):
                 await server.stop(grace=0)
             if identity(self._offered) == own:
