@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and processor time of one node's agent while its pods do nothing.
 
-Run as ``./dev bench agent [--against CHECKOUT] [--windows 6] [--seconds 10] [--json -]``. One
-simulated node of eight devices has ``--shares`` running containers, each with a share under the
+Run as ``./dev bench agent [--pod | --against CHECKOUT] [--windows 6] [--seconds 10] [--json -]``.
+One simulated node of eight devices has ``--shares`` running containers, each with a share under the
 limiter and a process that holds device memory, so that the agent reads as many usage regions as on
 a real node. With ``--against`` a second, equal node is served by the agent of another checkout, and
-both sides are measured in the same windows.
+both sides are measured in the same windows. With ``--pod`` the agent is measured in its pod: HAMi
+is installed from its images on a cluster of one real node, as for ``./dev test install``.
 
 One row per side (``here``, ``against``) and process (``agent``, ``plugin-proxy``): ``rss_mib``,
 ``pss_mib``, ``anonymous_mib`` (the part that is not shared with a file), ``cpu_pct`` of one core,
@@ -32,10 +33,17 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 from msgspec import Struct
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from tests.cluster.node.node import base
+from tests.cluster.site import parts
+from tests.cluster.site.site import Site, run_site
 from tests.fakes.gpucontainers import why_not
+from tests.install.installation import Installation
+from tests.install.tenant import Tenant, share
+from tests.support.kubeclient import KubeClient
 from tools import build_native, build_native_fakes
 
 RSS_MOST_MIB = 60.0
@@ -182,7 +190,57 @@ async def measure(options: argparse.Namespace, directory: Path) -> Document:
                 await cluster.create_pod(share_pod(names[-1], NODES[side], programs))
         await cluster.until("all shares run", lambda: _run(cluster, set(names)), limit_s=120.0)
         await anyio.sleep(SETTLE_S)
-        return await _windows(cluster, tuple(roots), options)
+        pids = {
+            (side, process): _pid(cluster, f"{process}-{NODES[side]}")
+            for side in roots
+            for process in PROCESSES
+        }
+        return await _windows(pids, options)
+
+
+def _pid(cluster: Cluster, process: str) -> int:
+    pid = cluster.processes[process].pid
+    assert pid is not None
+    return pid
+
+
+async def measure_pod(options: argparse.Namespace, directory: Path) -> Document:
+    """Install HAMi on a site, run the shares, wait until they are idle, and measure."""
+    async with (
+        run_site(Site(parts.built(), directory)) as site,
+        KubeClient(site.plane.access()) as client,
+    ):
+        installation = Installation(site, client, 0)
+        await installation.ensure("dev")
+        tenant = Tenant(site)
+        names = [f"idle-{number}" for number in range(options.shares)]
+        for name in names:
+            await tenant.create(holding_pod(name))
+        for name in names:
+            await tenant.running(name)
+        await anyio.sleep(SETTLE_S)
+        commands = {"agent": "nodeagent.toml", "plugin-proxy": "plugin-proxy"}
+        pids = {("here", process): _pid_with(word) for process, word in commands.items()}
+        return await _windows(pids, options)
+
+
+def holding_pod(name: str) -> Document:
+    """A pod of the site with a share, whose program takes device memory and sleeps."""
+    pod = share(name, memory_mib=2000, core_pct=10)
+    hold = "(printf 'init\\ndevice 0\\nfill 100M 1\\n'; sleep 100000) | /bin/drive link"
+    pod["spec"]["containers"][0]["command"] = ["sh", "-c", hold]
+    return pod
+
+
+def _pid_with(word: str) -> int:
+    """The process of the agent's image with an argument that ends so."""
+    [found] = (
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "hami_nodeagent" in " ".join(process.info["cmdline"] or ())
+        and any(argument.endswith(word) for argument in process.info["cmdline"])
+    )
+    return int(found)
 
 
 async def _run(cluster: Cluster, names: set[str]) -> bool:
@@ -190,13 +248,7 @@ async def _run(cluster: Cluster, names: set[str]) -> bool:
     return names <= running
 
 
-async def _windows(cluster: Cluster, sides: Sequence[str], options: argparse.Namespace) -> Document:
-    pids: dict[tuple[str, str], int] = {}
-    for side in sides:
-        for process in PROCESSES:
-            pid = cluster.processes[f"{process}-{NODES[side]}"].pid
-            assert pid is not None
-            pids[side, process] = pid
+async def _windows(pids: Mapping[tuple[str, str], int], options: argparse.Namespace) -> Document:
     readings: dict[tuple[str, str], list[Reading]] = {key: [] for key in pids}
     for _ in range(options.windows):
         before = {key: counted(pid) for key, pid in pids.items()}
@@ -252,7 +304,9 @@ def _print(document: Document) -> None:
 def main() -> int:
     """Measure and print; the exit code."""
     parser = argparse.ArgumentParser(prog="agent", description="Cost of an idle node agent.")
-    parser.add_argument("--against", type=Path, help="checkout whose agent is measured beside")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--against", type=Path, help="checkout whose agent is measured beside")
+    where.add_argument("--pod", action="store_true", help="measure the agent in its pod")
     parser.add_argument("--shares", type=int, default=40)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a window")
@@ -261,11 +315,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.against is not None:
         options.against = options.against.resolve()
-    reason = why_not()
+    reason = "" if options.pod else why_not()
     if reason:
         parser.error(f"shares under the limiter need containers: {reason}")
-    with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
-        document = anyio.run(measure, options, Path(folder))
+    work, below = (measure_pod, base()) if options.pod else (measure, None)
+    with tempfile.TemporaryDirectory(
+        prefix="agent-", dir=below, ignore_cleanup_errors=True
+    ) as folder:
+        document = anyio.run(work, options, Path(folder))
     text = json.dumps(document, indent=2)
     if options.json == "-":
         print(text)

@@ -68,7 +68,7 @@ async def test_wait_for_a_pod_that_never_comes_is_bounded(site: Site, tmp_path: 
 
 
 @pytest.mark.parametrize("leave_s", [0.0, 5.0])
-async def test_it_stops_at_once_without_the_bus_or_if_told_so(
+async def test_it_stops_at_once_without_the_bus_or_by_its_settings(
     site: Site, tmp_path: Path, leave_s: float
 ) -> None:
     site.use(make_site(tmp_path, leave_s=leave_s).settings)
