@@ -24,6 +24,7 @@ FIRST_MIB = 500
 SIZES = 3000
 _CORE_PCT = 5
 _POLL_S = 0.1
+_GONE_S = 60.0
 _NOT_FOUND = 404
 
 Document = dict[str, Any]
@@ -71,6 +72,16 @@ class Churn:
         self._is_ending = True
         with anyio.move_on_after(limit_s):
             while any(life.gone_s is None for life in self.lives.values()):
+                await anyio.sleep(_POLL_S)
+
+    async def delete_all(self) -> None:
+        """Delete the pods that are left; returns when they are gone."""
+        query = {"labelSelector": f"{LABEL}=yes"}
+        with anyio.move_on_after(_GONE_S):
+            while pods := (await self._client.list("pods", NAMESPACE, **query))["items"]:
+                for pod in pods:
+                    with suppress(aiohttp.ClientError, StatusError):
+                        await self._client.delete("pods", pod["metadata"]["name"], NAMESPACE)
                 await anyio.sleep(_POLL_S)
 
     def faults(self, *, pending_most_s: float) -> list[str]:
@@ -171,9 +182,16 @@ class Churn:
 async def run_churn(
     client: KubeClient, *, rate_per_s: float, lifetime_s: float, most: int
 ) -> AsyncIterator[Churn]:
-    """Pods come and go while the block runs; the block ends the churn before it leaves."""
+    """Pods come and go while the block runs; the block ends the churn before it leaves.
+
+    A block that fails leaves no pods either.
+    """
     churn = Churn(client, rate_per_s=rate_per_s, lifetime_s=lifetime_s, most=most)
-    async with anyio.create_task_group() as group:
-        group.start_soon(churn.run)
-        yield churn
-        group.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(churn.run)
+            yield churn
+            group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await churn.delete_all()

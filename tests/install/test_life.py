@@ -22,6 +22,8 @@ from tests.install.tenant import NAMESPACE, Tenant, share
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.shares_cluster,
+    # nats-py leaves the streams of attempts to reconnect open.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(300),
 ]
 
@@ -81,8 +83,8 @@ async def life_goes_on(dev: Installation, record: Record) -> AsyncIterator[None]
         await churn.end(limit_s=END_S)
         group.cancel_scope.cancel()
     _report(churn, truth.samples, record)
-    assert churn.faults(pending_most_s=PENDING_MOST_S) == []
-    assert sorted(set(seen)) == []
+    faults = [*churn.faults(pending_most_s=PENDING_MOST_S), *sorted(set(seen))]
+    assert faults == [], "\n".join([*faults, await dev.story()])
     assert truth.samples > 0
 
 
@@ -169,7 +171,10 @@ async def _keeps_a_running_share(
             return (await tenant.memory("stays"))[0] == 2000
         return False
 
-    await dev.site.until("the pod is limited", is_limited, limit_s=60)
+    try:
+        await dev.site.until("the pod is limited", is_limited, limit_s=60)
+    except TimeoutError as error:
+        raise AssertionError(await dev.story()) from error
     await tenant.create(share("comes", memory_mib=2000, core_pct=20))
     await tenant.running("comes")
     async with dev.truth(NAMESPACE) as truth:

@@ -13,12 +13,13 @@ import grpc.aio
 import msgspec
 from nats.aio.client import Client
 
+from hami_common import namespaces
 from hami_common.errors import WireInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.kubeletapi import podresources, podresources_grpc
 from hami_common.pods import limits
 from hami_common.pods.podview import PodView
-from hami_common.pods.signing import Verifier
+from hami_common.pods.signing import SignedPlacement, Verifier
 from tests.cluster.node.node import RealNode
 from tests.cluster.node.space import KUBELET_DIRECTORY
 from tests.support.checker import inventory_of, ledger_of, over_capacity, placement_of
@@ -33,14 +34,11 @@ _RESOURCE = "nvidia.com/gpu"
 class Truth:
     """Reads all four sources of one installation."""
 
-    def __init__(
-        self, node: RealNode, client: KubeClient, bus: Client, verifier: Verifier, *, namespace: str
-    ) -> None:
+    def __init__(self, node: RealNode, client: KubeClient, bus: Client, *, namespace: str) -> None:
         """``bus``: a connection that may read every stream."""
         self.bus = bus
         self._node = node
         self._client = client
-        self._verifier = verifier
         self._namespace = namespace
         self.samples = 0
         """Pods that were judged, over all samples."""
@@ -53,6 +51,8 @@ class Truth:
     async def problems(self) -> list[str]:
         """Return every contradiction of one sample."""
         before = _running(await self.pods())
+        keys = await self._client.get("configmaps", "hami-trusted-keys", namespaces.SYSTEM)
+        verifier = Verifier.from_pems(text.encode() for text in keys["data"].values())
         ledger = [one for one in (await ledger_of(self)).values() if one.op != "release"]
         inventory = await inventory_of(self)
         ids = await self._resources()
@@ -60,50 +60,23 @@ class Truth:
         limited = self._limited()
         after = _running(await self.pods())
         problems = over_capacity([record.containers for record in ledger], inventory)
-        doubled = Counter(device for one in ids.values() for device in one)
+        judged = {after[uid].metadata.name for uid in before.keys() & after.keys()}
+        # Kubelet reads its list pod by pod: a device may move from an ending pod meanwhile.
+        doubled = Counter(device for name in judged for device in ids.get(name, ()))
         problems += [f"{device} was given {n} times" for device, n in doubled.items() if n > 1]
         for uid in before.keys() & after.keys():
             pod = after[uid]
             records = [record for record in ledger if record.pod_uid == uid]
             self.samples += 1
             name = pod.metadata.name
+            signed = placement_of(pod, verifier)
             problems += [
                 f"{name}: {problem}"
-                for problem in self._contradictions(
-                    pod, records, ids.get(name, ()), seen[uid], is_limited=uid in limited
+                for problem in _contradictions(
+                    signed, records, ids.get(name, ()), seen[uid], is_limited=uid in limited
                 )
             ]
         return problems
-
-    def _contradictions(
-        self,
-        pod: PodView,
-        records: Sequence[AllocationRecord],
-        ids: Sequence[str],
-        seen: str,
-        *,
-        is_limited: bool,
-    ) -> Iterator[str]:
-        placed = placement_of(pod, self._verifier)
-        if placed is None:
-            yield "runs without an annotation"
-            return
-        [shares] = placed.placement.containers
-        if len(records) != 1:
-            yield f"has {len(records)} records in the ledger"
-        elif records[0].containers != placed.placement.containers:
-            yield "ledger and annotation differ"
-        if len(ids) != len(shares.shares):
-            yield f"kubelet has {len(ids)} ids for {len(shares.shares)} shares"
-        try:
-            in_container = limits.decode(seen)
-        except WireInvalid as error:
-            yield f"its limits file is unreadable: {error}"
-            return
-        if in_container != limits.limits_of(shares, allocation_id=placed.allocation_id):
-            yield f"container and annotation differ: {in_container}"
-        if not is_limited:
-            yield "its container has no limiter"
 
     async def _resources(self) -> dict[str, list[str]]:
         """Device ids of each pod according to kubelet; of the tenants' namespace."""
@@ -146,3 +119,32 @@ def _running(pods: Sequence[PodView]) -> dict[str, PodView]:
         for pod in pods
         if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
     }
+
+
+def _contradictions(
+    placed: SignedPlacement | None,
+    records: Sequence[AllocationRecord],
+    ids: Sequence[str],
+    seen: str,
+    *,
+    is_limited: bool,
+) -> Iterator[str]:
+    if placed is None:
+        yield "runs without an annotation"
+        return
+    [shares] = placed.placement.containers
+    if len(records) != 1:
+        yield f"has {len(records)} records in the ledger"
+    elif records[0].containers != placed.placement.containers:
+        yield "ledger and annotation differ"
+    if len(ids) != len(shares.shares):
+        yield f"kubelet has {len(ids)} ids for {len(shares.shares)} shares"
+    try:
+        in_container = limits.decode(seen)
+    except WireInvalid as error:
+        yield f"its limits file is unreadable: {error}"
+        return
+    if in_container != limits.limits_of(shares, allocation_id=placed.allocation_id):
+        yield f"container and annotation differ: {in_container}"
+    if not is_limited:
+        yield "its container has no limiter"

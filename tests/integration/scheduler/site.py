@@ -68,6 +68,8 @@ class SchedulerProcess:
         with anyio.fail_after(20):
             while await self.status("/readyz") != 200:
                 await anyio.sleep(POLL_S)
+        # A node is used once its agent was heard.
+        await anyio.sleep(2 * BEAT_S)
 
     async def status(self, path: str) -> int:
         try:
@@ -99,6 +101,10 @@ class SchedulerProcess:
         assert status == 200, body
         error: str = json.loads(body)["Error"]
         return error
+
+
+BEAT_S = 0.1
+"""Interval of heartbeats."""
 
 
 class Site:
@@ -139,7 +145,7 @@ class Site:
                     node=devices.node, boot_id="boot-1", seq=1, time_s=0.0, vendors=("nvidia",)
                 )
                 await self._publisher.publish(subjects.heartbeat(devices.node), codec.encode(beat))
-            await anyio.sleep(0.5)
+            await anyio.sleep(BEAT_S)
 
     async def add_pod(self, name: str, **request: Any) -> Obj:
         pod = builders.pod(name, **request)

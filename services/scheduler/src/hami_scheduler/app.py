@@ -440,7 +440,9 @@ def _core(
     ledger = Ledger(
         table, writer=writer, lease_s=settings.lease_s, fence_delay_s=settings.fence_delay_s
     )
-    inventory = Inventory(table, heartbeat_timeout_s=settings.heartbeat_timeout_s)
+    inventory = Inventory(
+        table, heartbeat_timeout_s=settings.heartbeat_timeout_s, trusts_unheard=False
+    )
     if not settings.stimulus_log_dir:
         return Core(ledger=ledger, inventory=inventory, quota=quota)
     recorder = Recorder(

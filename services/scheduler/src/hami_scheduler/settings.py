@@ -126,7 +126,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Shortest pause after a gang did not fit or lost its nodes to another; grows to ten times."""
 
     heartbeat_timeout_s: float = 15.0
-    """A node's devices are unusable this long after its last heartbeat (design D19)."""
+    """A node's devices are unusable this long after its last heartbeat (design D19), and before the
+    first one that this process hears."""
     tick_s: float = 1.0
     """Interval at which heartbeats and leases are checked."""
     reconcile_s: float = 300.0

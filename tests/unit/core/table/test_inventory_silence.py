@@ -71,6 +71,32 @@ def test_devices_that_appear_while_unserved_are_unusable_until_served() -> None:
     assert listening.silent() == []
 
 
+def test_devices_are_unusable_until_their_agent_is_heard_after_a_start() -> None:
+    started = Inventory(DeviceTable(), heartbeat_timeout_s=15, trusts_unheard=False)
+    started.put(devices(), revision=1, now_s=0)
+    assert started.silent() == [("n", "nvidia")]
+    assert started.tick(now_s=1) == []
+    assert started.hear(heartbeat(), now_s=2)
+    assert started.silent() == []
+    assert started.tick(now_s=17) == [("n", "nvidia")]
+
+
+def test_heartbeat_before_the_first_record_counts_until_its_timeout() -> None:
+    for appeared_s, silent in ((14, []), (16, [("n", "nvidia")])):
+        started = Inventory(DeviceTable(), heartbeat_timeout_s=15, trusts_unheard=False)
+        started.hear(heartbeat(), now_s=0)
+        started.put(devices(), revision=1, now_s=appeared_s)
+        assert started.silent() == silent
+
+
+def test_last_word_about_unknown_devices_counts() -> None:
+    started = Inventory(DeviceTable(), heartbeat_timeout_s=15, trusts_unheard=False)
+    started.hear(heartbeat(), now_s=0)
+    started.hear(Heartbeat(node="n", boot_id="1", seq=3, time_s=0, unserved=("nvidia",)), now_s=1)
+    started.put(devices(), revision=1, now_s=2)
+    assert started.silent() == [("n", "nvidia")]
+
+
 def test_end_of_silence_is_reported_once() -> None:
     listening = inventory()
     assert not listening.hear(heartbeat(), now_s=5)

@@ -186,6 +186,7 @@ async def test_calls_before_synchronization_are_refused_with_the_missing_parts()
         assert await s.prioritize(pod, ["big"]) == [{"Host": "big", "Score": 0}]
         world.bus.set_available(available=True)
         await quiet()
+        await world.agents_beat()
         assert (await s.filter(pod, ["big"]))["NodeNames"] == ["big"]
 
 
@@ -205,7 +206,21 @@ async def test_filter_waits_a_moment_for_the_synchronization() -> None:
         await quiet()
         assert answers == []
         world.bus.set_available(available=True)
-    assert answers[0]["NodeNames"] == ["big"]
+        await quiet()
+        assert len(answers) == 1
+        assert answers[0]["Error"] == ""
+
+
+async def test_node_is_used_after_its_agents_first_heartbeat_only() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler(wait=False) as s:
+        await quiet()
+        pod = world.add_pod(builders.pod("a"))
+        refused = await s.filter(pod, ["big"])
+        assert refused["NodeNames"] == []
+        assert "AgentSilent" in refused["FailedNodes"]["big"], refused
+        await world.agents_beat()
+        assert (await s.filter(pod, ["big"]))["NodeNames"] == ["big"]
 
 
 async def test_prioritize_prefers_the_fuller_node_for_binpack_and_the_emptier_for_spread() -> None:

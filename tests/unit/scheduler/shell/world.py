@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -20,7 +20,7 @@ import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
 from hami_common.bus import subjects
-from hami_common.errors import HamiError
+from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
@@ -262,6 +262,18 @@ class World:
         bucket = MemoryBucket(self.bus, subjects.DEVICES_BUCKET)
         key = subjects.devices_key(devices.node, devices.vendor)
         await bucket.append(key, codec.encode(devices))
+        await self._beat(devices.node, devices.vendor)
+
+    async def agents_beat(self) -> None:
+        """A heartbeat of every node with devices, as each agent sends one every few seconds."""
+        for key in self.bus.stream(subjects.DEVICES_BUCKET).latest(">"):
+            with suppress(WireInvalid):
+                devices = codec.decode(key.value, NodeDevices, what=key.key)
+                await self._beat(devices.node, devices.vendor)
+
+    async def _beat(self, node: str, vendor: str) -> None:
+        beat = Heartbeat(node=node, boot_id="boot-1", seq=1, time_s=0.0, vendors=(vendor,))
+        await self.publish(subjects.heartbeat(node), codec.encode(beat))
 
     async def heartbeat(self, *nodes: str) -> None:
         for node in nodes:
@@ -338,6 +350,7 @@ class World:
             group.start_soon(scheduler.run)
             if wait:
                 await quiet()
+                await self.agents_beat()
                 assert scheduler.state.is_complete, scheduler.state.missing()
             yield running
             group.cancel_scope.cancel()

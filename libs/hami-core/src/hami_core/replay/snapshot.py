@@ -45,6 +45,7 @@ class Exact(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     inventory_revision: int
     heartbeat_timeout_s: float
+    trusts_unheard: bool = True
     inventory: Memory
     ledger: LedgerMemory
     domains: dict[str, tuple[str, ...]] = {}
@@ -91,6 +92,7 @@ def take_exact(core: Core, *, policy: PlacementPolicy, now_s: float) -> Snapshot
         exact=Exact(
             inventory_revision=table.inventory_revision,
             heartbeat_timeout_s=core.inventory.timeout_s,
+            trusts_unheard=core.inventory.trusts_unheard,
             inventory=known,
             ledger=memory,
             domains=table.domains.known(),
@@ -104,7 +106,11 @@ def take_exact(core: Core, *, policy: PlacementPolicy, now_s: float) -> Snapshot
 def resume(exact: Exact) -> Core:
     """Restore the core as it was when ``exact`` was taken."""
     table = DeviceTable()
-    inventory = Inventory(table, heartbeat_timeout_s=exact.heartbeat_timeout_s)
+    inventory = Inventory(
+        table,
+        heartbeat_timeout_s=exact.heartbeat_timeout_s,
+        trusts_unheard=exact.trusts_unheard,
+    )
     inventory.resume(exact.inventory)
     for node, path in exact.domains.items():
         table.set_domain(node, path)

@@ -42,6 +42,8 @@ class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """(node, vendor, time)."""
     dead: tuple[_Served, ...] = ()
     unserved: tuple[_Served, ...] = ()
+    heard_until_s: tuple[tuple[str, str, float], ...] = ()
+    """(node, vendor, time) of vendors whose devices are not known yet."""
     faults: tuple[DeviceFault, ...] = ()
     stale: tuple[_Served, ...] = ()
     emptied: tuple[_Served, ...] = ()
@@ -51,19 +53,26 @@ class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Inventory:
     """Known state of the cluster's devices, except their bookings."""
 
-    def __init__(self, table: DeviceTable, *, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self, table: DeviceTable, *, heartbeat_timeout_s: float, trusts_unheard: bool = True
+    ) -> None:
         """Write to ``table``.
 
-        Devices are unusable ``heartbeat_timeout_s`` after the last heartbeat.
+        Devices are unusable ``heartbeat_timeout_s`` after the last heartbeat, and before the first
+        one unless ``trusts_unheard``: after a start their agent may be gone, and kubelet would
+        reject their pods.
         """
         self._table = table
         self.timeout_s = heartbeat_timeout_s
+        self.trusts_unheard = trusts_unheard
         self._devices: dict[_Served, NodeDevices] = {}
         self._order: dict[_Served, _Order] = {}
         self._alive_until_s: dict[_Served, float] = {}
         self._dead: set[_Served] = set()
         self._unserved: set[_Served] = set()
         """Vendors that agents reported as unserved, also of devices that are not known yet."""
+        self._heard_until_s: dict[_Served, float] = {}
+        """Validity of the last heartbeat for devices that are not known yet."""
         self._faults: dict[_Served, dict[str, DeviceFault]] = {}
         self._stale: set[_Served] = set()
 
@@ -82,8 +91,10 @@ class Inventory:
         self._devices[served] = devices
         self._order[served] = (devices.boot_id, devices.seq)
         if served not in self._alive_until_s:
-            self._alive_until_s[served] = now_s + self.timeout_s
-            if served in self._unserved:
+            heard_s = self._heard_until_s.pop(served, now_s)
+            until_s = now_s + self.timeout_s if self.trusts_unheard else heard_s
+            self._alive_until_s[served] = until_s
+            if served in self._unserved or until_s <= now_s:
                 self._dead.add(served)
         if served in self._dead:
             self._table.set_node_alive(*served, alive=False)
@@ -164,8 +175,11 @@ class Inventory:
                 returned = returned or served in self._dead
                 self._alive_until_s[served] = now_s + self.timeout_s
                 self._set_alive(served, alive=True)
+            elif served in self._heard_until_s or len(self._heard_until_s) < UNKNOWN_MOST:
+                self._heard_until_s[served] = now_s + self.timeout_s
         for vendor in heartbeat.unserved:
             served = (heartbeat.node, vendor)
+            self._heard_until_s.pop(served, None)
             if served in self._devices or len(self._unserved) < UNKNOWN_MOST:
                 self._unserved.add(served)
             if served in self._devices:
@@ -246,6 +260,9 @@ class Inventory:
             ),
             dead=tuple(sorted(self._dead)),
             unserved=tuple(sorted(self._unserved)),
+            heard_until_s=tuple(
+                (*served, until_s) for served, until_s in self._heard_until_s.items()
+            ),
             faults=tuple(
                 faults[uuid]
                 for _, faults in sorted(self._faults.items())
@@ -285,6 +302,9 @@ class Inventory:
         }
         self._dead = set(memory.dead)
         self._unserved = set(memory.unserved)
+        self._heard_until_s = {
+            (node, vendor): until for node, vendor, until in memory.heard_until_s
+        }
         self._stale = set(memory.stale)
         for served in sorted(self._dead):
             self._table.set_node_alive(*served, alive=False)
