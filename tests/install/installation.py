@@ -36,7 +36,8 @@ LESS_CPU: Final[dict[str, Any]] = {
     "  path: /spec/template/spec/containers/0/resources/requests/cpu\n"
     "  value: 50m\n",
 }
-"""Reserves less of the processor, so that the overlay prod fits on a node of two cores."""
+"""Reserves less of the processor: on a node of two cores kube-scheduler would otherwise preempt the
+tenants' pods while two versions of all services run, and the overlay prod would not fit."""
 _BUS_PORT = 4222
 _SCHEDULER_PORT = 9398
 _FORWARD_S = 30.0
@@ -113,7 +114,8 @@ class Installation:
             )
         for image in self.images.values():  # the archives of both name the same tags
             await self.site.reach.load(image.path)
-        return previous.write_overlay(tree, [reference for _, reference in built])
+        references = [reference for _, reference in built]
+        return previous.write_overlay(tree, references, patches=[LESS_CPU])
 
     @property
     def place(self) -> Path:
@@ -138,9 +140,8 @@ class Installation:
         return done
 
     async def _overlay(self, base: str) -> Path:
-        """An overlay of one's own; of prod with the images' digests, and for two cores."""
-        patches = [LESS_CPU] if base == "prod" else []
-        own = install.write_overlay(self.site.directory, base, self.images, patches=patches)
+        """An overlay of one's own for two cores; of prod with the images' digests."""
+        own = install.write_overlay(self.site.directory, base, self.images, patches=[LESS_CPU])
         if base == "prod":
             words = []
             for image in self.images.values():

@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "d90abae0"
+COMMIT = "28292fa6"
 TAG = "previous"
 
 
@@ -38,7 +39,9 @@ def build(tree: Path, kubernetes: str) -> list[tuple[Path, str]]:
     return [(out / image["path"], image["reference"]) for image in listed]
 
 
-def write_overlay(tree: Path, references: Sequence[str]) -> Path:
+def write_overlay(
+    tree: Path, references: Sequence[str], *, patches: Sequence[dict[str, Any]]
+) -> Path:
     """The tree's overlay dev with the images of ``TAG``."""
     own = tree / "deploy" / "kustomize" / "overlays" / "own"
     own.mkdir()
@@ -51,6 +54,7 @@ def write_overlay(tree: Path, references: Sequence[str]) -> Path:
         "kind": "Kustomization",
         "resources": ["../dev"],
         "images": images,
+        "patches": list(patches),
     }
     (own / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return own

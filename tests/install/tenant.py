@@ -100,12 +100,25 @@ class Tenant:
         """Create a pod."""
         text = json.dumps(pod).encode()
         await self.site.reach.kubectl("create", "--filename", "-", stdin=text)
-        self._names.append(pod["metadata"]["name"])
+        self._names.append(f"{pod['kind'].lower()}/{pod['metadata']['name']}")
+
+    async def create_deployment(self, name: str, pod: Document) -> None:
+        """Create a Deployment of one pod; returns when the pod is Ready."""
+        labels = pod["metadata"]["labels"]
+        template = {"metadata": {"labels": labels}, "spec": dict(pod["spec"])}
+        document = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {"selector": {"matchLabels": labels}, "template": template},
+        }
+        await self.create(document)
+        await self.site.kubectl("rollout", "status", f"deployment/{name}", "--timeout=60s")
 
     async def delete_all(self) -> None:
         """Delete the pods; returns when they are gone."""
         if self._names:
-            await self.site.kubectl("delete", "pod", "--ignore-not-found", *self._names)
+            await self.site.kubectl("delete", "--ignore-not-found", *self._names)
         self._names.clear()
 
     async def running(self, name: str) -> None:

@@ -193,5 +193,21 @@ async def test_restarted_containerd_keeps_shares(dev: Installation, tenant: Tena
     await _keeps_a_running_share(dev, tenant, dev.site.node.restart_containerd)
 
 
-async def test_rebooted_node_keeps_shares(dev: Installation, tenant: Tenant) -> None:
-    await _keeps_a_running_share(dev, tenant, dev.site.reboot)
+async def test_rebooted_node_serves_pods_of_controllers_again(
+    dev: Installation, tenant: Tenant
+) -> None:
+    """A pod without a controller is lost: kubelet admits it before any device plugin is there."""
+    pod = share("web", memory_mib=2000, labels={"app": "web"})
+    await tenant.create_deployment("web", pod)
+    await dev.site.reboot()
+    await dev.ready()
+
+    async def is_limited() -> bool:
+        with suppress(Unavailable):
+            return (await tenant.memory("deployment/web"))[0] == 2000
+        return False
+
+    try:
+        await dev.site.until("a pod of the Deployment is limited", is_limited, limit_s=90)
+    except TimeoutError as error:
+        raise AssertionError(await dev.story()) from error

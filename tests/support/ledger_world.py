@@ -240,7 +240,7 @@ class LedgerWorld:
     async def start(self, slot: str, *, writer: str = "") -> Replica:
         """Start a scheduler in ``slot``; it writes as ``writer``, or as the slot."""
         name = writer or slot
-        self._heard_s = -HEARTBEAT_S  # the new one hears the agents when time passes next
+        self._heard_s = -HEARTBEAT_S  # heartbeats follow when time passes next
         if slot not in self._connections:
             self._connections[slot] = await self.outside.connect(slot)
         connection = self._connections[slot]

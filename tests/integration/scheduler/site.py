@@ -68,7 +68,7 @@ class SchedulerProcess:
         with anyio.fail_after(20):
             while await self.status("/readyz") != 200:
                 await anyio.sleep(POLL_S)
-        # A node is used once its agent was heard.
+        # A node is used after the first heartbeat of its agent.
         await anyio.sleep(2 * BEAT_S)
 
     async def status(self, path: str) -> int:

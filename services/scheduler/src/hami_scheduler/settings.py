@@ -127,7 +127,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     heartbeat_timeout_s: float = 15.0
     """A node's devices are unusable this long after its last heartbeat (design D19), and before the
-    first one that this process hears."""
+    first one that this process receives."""
     tick_s: float = 1.0
     """Interval at which heartbeats and leases are checked."""
     reconcile_s: float = 300.0

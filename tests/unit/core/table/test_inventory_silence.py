@@ -71,7 +71,7 @@ def test_devices_that_appear_while_unserved_are_unusable_until_served() -> None:
     assert listening.silent() == []
 
 
-def test_devices_are_unusable_until_their_agent_is_heard_after_a_start() -> None:
+def test_devices_are_unusable_before_the_first_heartbeat_after_a_start() -> None:
     started = Inventory(DeviceTable(), heartbeat_timeout_s=15, trusts_unheard=False)
     started.put(devices(), revision=1, now_s=0)
     assert started.silent() == [("n", "nvidia")]
