@@ -15,8 +15,9 @@ A gate is a recipe of the justfile's group "gate". A tier is one pytest run over
 run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
 because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. They run on the newest release of
-``tests.cluster.releases``; older ones run what their role says. The summary also names the versions
-of the tested platform. The last line counts tests, with failed gates among the failures.
+``tests.cluster.releases``. Where one is required, HAMi is also installed from its images, and older
+releases run what their role says. The summary also names the versions of the tested platform. The
+last line counts tests, with failed gates among the failures.
 
 Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
 passes then is reported as "flaked", by name, with its first failure printed above. More than
@@ -52,14 +53,11 @@ RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
 TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
 INSTALL = "install"
-"""Runs by name only: it needs 20 minutes on two cores, and some of its tests are drafts."""
-
+"""A whole run leaves out its tests marked ``long``."""
 REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
 OLDER = "older-real"
 """The tests of an older release of Kubernetes."""
-ALL_RELEASES = "HAMI_ALL_RELEASES"
-"""Variable that adds these tests to a whole run."""
 DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
@@ -146,7 +144,8 @@ def main(arguments: list[str]) -> int:
     tiers = [_run_tier(name, plane=plane) for name in (rest or TIERS)]
     if not rest and options.plane is None:
         tiers.append(_run_real(problem))
-        if release is None and os.environ.get(ALL_RELEASES) == "1":
+        if release is None and required:
+            tiers.append(_run_tier(INSTALL, plane="real", without="long"))
             tiers += _run_older(required=required)
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
@@ -283,7 +282,7 @@ def _run_older(*, required: bool) -> list[Outcome]:
     return outcomes
 
 
-def _run_tier(folder_name: str, *, plane: str) -> Outcome:
+def _run_tier(folder_name: str, *, plane: str, without: str = "") -> Outcome:
     folder = TESTS / folder_name
     name = REAL if (folder_name, plane) == ("e2e", "real") else folder_name
     if not folder.is_dir():
@@ -291,6 +290,7 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
     print(f"\n--- {name}", flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     chosen = ["not real"] if name == "e2e" else []  # those belong to the other run
+    chosen += [f"not {without}"] if without else []
     options = [f"--plane={plane}", str(folder)]
     if name not in ALONE:
         return _run_part(name, name, options, chosen, is_alone=name in ONE_WORKER)

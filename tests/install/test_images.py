@@ -149,6 +149,7 @@ def test_images_share_the_layers_of_interpreter_and_common_packages() -> None:
     assert len(set(chains.values())) == len(chains)
 
 
+@pytest.mark.long
 def test_second_build_of_the_same_sources_gives_the_same_digest() -> None:
     first = image("hamictl")
     [again] = tool.build(["hamictl"], is_fresh=True).values()

@@ -20,6 +20,7 @@ from tests.install.installation import Installation
 from tests.install.tenant import NAMESPACE, Tenant, share
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.anyio,
     pytest.mark.shares_cluster,
     # nats-py leaves the streams of attempts to reconnect open.

@@ -15,6 +15,7 @@ from tests.install.installation import Installation, restarts
 from tests.install.tenant import Tenant, share
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.anyio,
     pytest.mark.shares_cluster,
     pytest.mark.timeout(600),

@@ -11,7 +11,12 @@ from tests.install import footprint
 from tests.install.installation import Installation
 from tests.install.tenant import Tenant, share
 
-pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.anyio,
+    pytest.mark.shares_cluster,
+    pytest.mark.timeout(900),
+]
 
 LEFT = f"file {VOLUMES}/local-"
 """The volumes of NATS."""
