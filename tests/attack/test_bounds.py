@@ -149,6 +149,7 @@ async def test_devices_of_all_vendors_on_a_node_are_bounded_together() -> None:
                 device |= {"vendor": word, "uuid": f"{word}-{number}"}
             await bucket.append(f"n1.{word}", json.dumps(document).encode())
         await quiet()
+        await world.agents_beat()
         assert await fits(s, "n1")
         assert s.value("hami_scheduler_undecodable_messages_total", source="inventory") == 1
         found = s.scheduler.state.table.place("n1")

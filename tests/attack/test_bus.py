@@ -150,6 +150,9 @@ async def world(site: Site) -> AsyncIterator[tuple[Running, Bus, Intruder]]:
             intruder(site, site.agent_token(NODE), prefix=grants.inbox("agent", NODE)) as bad,
         ):
             for node in (NODE, OTHER):
+                async with site.agent(node, site.file(site.agent_token(node))) as agent:
+                    heartbeat = beat(node, serves=True)
+                    await natsio.NatsPublisher(agent).publish(subjects.heartbeat(node), heartbeat)
                 await until_fits(s, node, wanted=True)
             yield s, registry, bad
 

@@ -55,7 +55,9 @@ def installations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ob
         for path in (copy / "components").glob("*/kustomization.yaml")
         if path.parent.name not in ("cert-manager", "prometheus-operator", "verify-images")
     )
-    everything = [one for one in components if one.name != "nats-cluster"]
+    # Without CDI, NVIDIA's agent has another right: tests/integration/deploy/test_vendor_agents.py.
+    others = ("nats-cluster", "nvidia-without-cdi")
+    everything = [one for one in components if one.name not in others]
     return {
         "dev": rendered(copy / "overlays" / "dev"),
         "prod": rendered(copy / "overlays" / "prod"),

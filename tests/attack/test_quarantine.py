@@ -690,6 +690,7 @@ async def test_a_source_that_breaks_with_any_error_is_opened_again(
             while not s.state.is_complete:
                 await world.advance(7, *NODES)
         assert opened.count(subjects.DEVICES_BUCKET) == 2
+        await world.agents_beat()
         await require_served(world, s)
 
 

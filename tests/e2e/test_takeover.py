@@ -15,7 +15,7 @@ HAMI_TAKEOVER_POINTS=all kills at all of them.
 
 import os
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 import anyio
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.shares_cl
 
 SPEC = ClusterSpec(nodes=(), taps=True, schedulers=3, backoff_s=0.2)
 EVERYWHERE = os.environ.get("HAMI_TAKEOVER_POINTS") == "all"
+NODES = 4
 TAKEOVER_S = 3.0
 SLOW_MACHINE = 10
 """Ordinary binds by which the longest takeover may exceed the limit: on a shared machine, pauses
@@ -70,21 +71,24 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
             await running.processes[CONTROLLERS].stop()
         agents = PaperAgents(client)
         group.start_soon(agents.live)
-        nodes = [PaperNode(name=f"n{i}", devices=devices_of(f"n{i}", 8)) for i in range(4)]
+        nodes = [PaperNode(name=f"n{i}", devices=devices_of(f"n{i}", 8)) for i in range(NODES)]
         await add_nodes(running, nodes)
         await each(nodes, agents.report)
         for name in running.schedulers:
-            await running.until(f"{name} knows all devices", _knows(running, name, len(nodes)))
+            await knows_all(running, name)
         yield running
         group.cancel_scope.cancel()
 
 
-def _knows(cluster: Cluster, name: str, count: int) -> Callable[[], Awaitable[bool]]:
+async def knows_all(cluster: Cluster, name: str) -> None:
+    """Wait until a scheduler is ready and has received a heartbeat of every node."""
+    await cluster.ready(name)
+
     async def knows() -> bool:
         async with cluster.session.get(f"{cluster.url(name)}/metrics") as response:
-            return f"hami_scheduler_served_nodes {count}.0" in await response.text()
+            return f"hami_scheduler_served_nodes {NODES}.0" in await response.text()
 
-    return knows
+    await cluster.until(f"{name} knows all devices", knows)
 
 
 async def bound(cluster: Cluster, *names: str) -> float:
@@ -144,7 +148,7 @@ async def test_hot_replica_takes_over(
     turns: list[Turn] = []
     schedulers = cluster.schedulers
     for name in schedulers:
-        await cluster.ready(name)
+        await knows_all(cluster, name)
 
     async def revive(name: str) -> None:
         if harm == "killed":
@@ -157,7 +161,7 @@ async def test_hot_replica_takes_over(
         active, standby = (schedulers[(number + i) % len(schedulers)] for i in range(2))
         turns.append(await take_over(cluster, point, harm, active, standby, f"{harm}-{number}"))
         await revive(active)
-        await cluster.ready(schedulers[(number + 2) % len(schedulers)])
+        await knows_all(cluster, schedulers[(number + 2) % len(schedulers)])
     ordinary_s = statistics.median(turn.ordinary_s for turn in turns)
     slowest = max(turns, key=lambda turn: turn.takeover_s)
     median_s = statistics.median(turn.takeover_s for turn in turns)
