@@ -38,6 +38,8 @@ BEFORE_S = 3.0
 SAMPLE_S = 1.0
 END_S = 60.0
 ROLLOUT_S = 120.0
+STATUS_S = 15.0
+"""Kubelet writes the devices of its node every 10 s, and admits pods by what it wrote last."""
 REFRESH_S = 100.0
 """Kubelet refreshes files of ConfigMaps and Secrets at most every 60 to 90 s."""
 WORKLOADS = {
@@ -212,3 +214,4 @@ async def test_rebooted_node_serves_pods_of_controllers_again(
         await dev.site.until("a pod of the Deployment is limited", is_limited, limit_s=90)
     except TimeoutError as error:
         raise AssertionError(await dev.story()) from error
+    await anyio.sleep(STATUS_S)
