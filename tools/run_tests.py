@@ -15,9 +15,9 @@ A gate is a recipe of the justfile's group "gate". A tier is one pytest run over
 run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
 because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. They run on the newest release of
-``tests.cluster.releases``. Where one is required, HAMi is also installed from its images, and older
-releases run what their role says. The summary also names the versions of the tested platform. The
-last line counts tests, with failed gates among the failures.
+``tests.cluster.releases``. Where one is required, HAMi is also installed from its images. With
+HAMI_ALL_RELEASES=1 older releases run what their role says. The summary also names the versions of
+the tested platform. The last line counts tests, with failed gates among the failures.
 
 Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
 passes then is reported as "flaked", by name, with its first failure printed above. More than
@@ -58,6 +58,8 @@ REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
 OLDER = "older-real"
 """The tests of an older release of Kubernetes."""
+ALL_RELEASES = "HAMI_ALL_RELEASES"
+"""Variable that adds these tests to a whole run."""
 DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
@@ -146,6 +148,7 @@ def main(arguments: list[str]) -> int:
         tiers.append(_run_real(problem))
         if release is None and required:
             tiers.append(_run_tier(INSTALL, plane="real", without="long"))
+        if release is None and os.environ.get(ALL_RELEASES) == "1":
             tiers += _run_older(required=required)
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
