@@ -19,7 +19,13 @@ from msgspec import Struct
 
 from tests.cluster.site.site import Site
 
-TRANSIENT: Final = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io"})
+TRANSIENT: Final = frozenset(
+    {
+        *("events", "events.events.k8s.io", "leases.coordination.k8s.io"),
+        # Addresses of pods, which are others after a reboot.
+        *("endpoints", "endpointslices.discovery.k8s.io"),
+    }
+)
 ROOTS: Final = (Path("/etc"), Path("/var/lib"), Path("/run"))
 """Directories of a node's own; the rest of its root file system is read-only."""
 SKIPPED: Final = (

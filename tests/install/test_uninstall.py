@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-LEFT = f"file {VOLUMES}/local-"
-"""The volumes of NATS."""
+LEFT = (f"file {VOLUMES}/local-", "object v1 PersistentVolume local-")
+"""The volumes of NATS, whose reclaim policy is Retain."""
 OF_KUBELET = ("file /var/lib/kubelet/", "file /var/lib/cni/", "file /run/")
 """Directories of kubelet and of the container runtime, where every pod changes files."""
 OURS = ("hami", "vgpu", "nvidia")
