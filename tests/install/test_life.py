@@ -148,7 +148,7 @@ async def test_renewed_certificates_lose_no_pod(dev: Installation, record_proper
 
 @pytest.mark.xfail(
     strict=False,
-    reason="kubelet admits pods by the node status that it wrote last, up to 10 s before: while that"
+    reason="kubelet admits pods by the node status that it wrote last, up to 10 s before: while it"
     " has no device of a plugin just registered, a pod beside an ending one is OutOfnvidia.com/gpu",
 )
 @pytest.mark.timeout(900)  # the images of the earlier state are built
