@@ -26,7 +26,7 @@ from tools.docs_text import Command
 HEAD = """# A recorded installation
 
 The commands of [Install](install.md) with their output, for readers who want to know what to
-expect. Recorded by `python -m tests.install.record` on Kubernetes {release} with one node of eight
+expect. Recorded by `tests/install/record.py` on Kubernetes {release} with one node of eight
 simulated A100; `mine` is an overlay as the page describes.
 
 ```text
