@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hami_sim.hardware.profile import Profile
+from hami_sim.hardware.fake_nvml import FakeNvml
+from hami_sim.hardware.profile import Profile, load
 from tests.fakes.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
+from tests.support.cuda_child import CudaChild
 from tests.support.drive import Drive
 from tools import build_native, build_native_fakes
+
+MIB = 1 << 20
 
 MakeNode = Callable[..., GpuNode]
 StartDrive = Callable[..., Drive]
@@ -87,3 +91,19 @@ def bare_drive(drivers: Path) -> Iterator[Callable[..., Drive]]:
             return drive
 
         yield start
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeNvml:
+    """Two devices whose contexts take 8 MiB, pools grow by 2 MiB."""
+    state = FakeNvml(tmp_path / "nvml.state", load("2xL40S"), "node-a")
+    for index in range(2):
+        state.set_key(index, "context_bytes", str(8 * MIB))
+        state.set_key(index, "pool_granularity", str(2 * MIB))
+    return state
+
+
+@pytest.fixture
+def guest(machine: FakeNvml, limiter: Path, drivers: Path, tmp_path: Path) -> CudaChild:
+    """Runs children under a limit."""
+    return CudaChild(machine.path, limiter, drivers, tmp_path / "region")

@@ -2,6 +2,7 @@
 """Limits: from the file that the tenant cannot write, else from the environment; strict, live."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.accounting import Container, limits_text, until
 MIB = 1 << 20
 GOOD = limits_text(("GPU-0", 100), ("GPU-1", 20), core_pct=30, priority=3)
 UNLIMITED = -1
+TWO_LOOKS_S = 0.6
+"""The library looks at the file four times a second."""
 
 
 @pytest.fixture
@@ -172,6 +175,19 @@ def test_no_limit_applies_without_file_and_environment(container: Container) -> 
         assert len(list(Path(f"/proc/{probe.process.pid}/task").iterdir())) == 1
 
 
+def test_missing_file_grants_nothing_where_the_agent_gave_the_library(container: Container) -> None:
+    (container.root / "run/hami-priority").mkdir()
+    env = {"CUDA_DEVICE_MEMORY_LIMIT": "10g"}
+    with container.probe(env=env) as probe:
+        assert (probe.ask("charge 0 1"), probe.ask("limit 0")) == (0, 0)
+        container.write_limits(GOOD)
+        until(lambda: probe.ask("limit 0") == 100 * MIB, "the file is read")
+        container.limits.unlink()
+        time.sleep(TWO_LOOKS_S)
+        assert (probe.ask("limit 0"), probe.ask(f"charge 0 {101 * MIB}")) == (100 * MIB, 0)
+        assert "limits is missing; nothing can be allocated" in probe.end()
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -238,3 +254,57 @@ def test_unreadable_environment_is_reported_and_grants_nothing(
     with container.probe(env=env) as probe:
         assert [n for n in (0, 1) if not probe.ask(f"charge {n} 1")] == refused
         assert f"{name}={value}: not understood" in probe.end()
+
+
+KOORDINATOR = {
+    "NVIDIA_VISIBLE_DEVICES": "1",
+    "CUDA_DEVICE_MEMORY_LIMIT": str(16 << 30),
+    "CUDA_DEVICE_SM_LIMIT": "50",
+}
+"""The share of a pod with the label ``koordinator.sh/gpu-isolation-provider: HAMi-core``, as
+koordlet writes it (``pkg/koordlet/runtimehooks/hooks/gpu``): memory in bytes, of one device."""
+KAI = {"CUDA_DEVICE_MEMORY_LIMIT": "20480m", "CUDA_DEVICE_SM_LIMIT": "25"}
+"""The share of a fraction, as KAI's binder writes it (``pkg/binder/plugins/hamicore``): MiB."""
+VOLCANO = {
+    "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+    "CUDA_DEVICE_MEMORY_LIMIT_1": "3000m",
+    "CUDA_DEVICE_SM_LIMIT": "0",
+}
+"""Two shares without a compute limit, as volcano-vgpu-device-plugin writes them."""
+
+
+@pytest.mark.parametrize(
+    ("env", "memory_bytes", "core_pct"),
+    [
+        (KOORDINATOR, [16 << 30] * 2, [50] * 2),
+        (KOORDINATOR | {"CUDA_DEVICE_SM_LIMIT": "100"}, [16 << 30] * 2, [100] * 2),
+        (KAI, [20480 * MIB] * 2, [25] * 2),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "20480m"}, [20480 * MIB] * 2, [100] * 2),
+        (VOLCANO, [3000 * MIB] * 2, [100] * 2),
+    ],
+    ids=["koordinator", "koordinator-full-compute", "kai", "kai-memory-only", "volcano"],
+)
+def test_environment_of_other_schedulers_limits_the_process(
+    container: Container, env: dict[str, str], memory_bytes: list[int], core_pct: list[int]
+) -> None:
+    cache = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(container.root / "uid_main.cache")}
+    with container.probe(env=env | cache) as probe, container.probe(env=env | cache) as other:
+        assert [probe.ask(f"limit {n}") for n in range(2)] == memory_bytes
+        assert [probe.ask(f"core {n}") for n in range(2)] == core_pct
+        assert probe.ask(f"charge 0 {memory_bytes[0] - MIB}") == 1
+        assert (other.ask(f"charge 0 {2 * MIB}"), other.ask(f"charge 1 {2 * MIB}")) == (0, 1)
+    assert (container.root / "uid_main.cache-1").exists()
+
+
+@pytest.mark.parametrize("cache", ["missing/uid_main.cache", "file/uid_main.cache"])
+def test_processes_meet_at_the_default_region_where_the_named_one_cannot_be_made(
+    container: Container, cache: str
+) -> None:
+    """Koordinator names a path in a directory that it mounts only with its GPU monitor."""
+    (container.root / "file").touch()
+    (container.root / "tmp").mkdir()
+    env = KOORDINATOR | {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(container.root / cache)}
+    with container.probe(env=env) as probe, container.probe(env=env) as other:
+        assert probe.ask(f"charge 0 {10 << 30}") == 1
+        assert other.ask(f"charge 0 {10 << 30}") == 0
+        assert (container.root / "tmp/cudevshr.cache-1").exists()

@@ -29,6 +29,11 @@ RULES = (
     "samples_are_irregular_and_as_many_as_planned",
     "processes_are_counted_by_round",
     "little_is_queued_until_the_device_is_seen_to_begin",
+    "little_is_queued_beside_a_higher_priority",
+    "implausible_answers_are_not_used",
+    "slice_is_learned_from_late_answers",
+    "work_whose_events_fail_costs_the_mean",
+    "hold_follows_the_gaps",
     "page_holds_while_its_lease_runs",
     "foreign_pages_are_not_read",
 )

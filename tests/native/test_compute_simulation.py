@@ -186,6 +186,56 @@ def test_throttled_lower_priority_still_gets_a_free_device(program: Path) -> Non
     assert simulate(program, words).tenants[0].share(1) > 95
 
 
+@pytest.mark.parametrize("us", [20, 100, 1000])
+def test_short_queue_beside_a_rival_leaves_the_device_busy(program: Path, us: int) -> None:
+    words = f"seconds=5 tenant pct=100 paced=1 rival=1 page=2 process thread work us={us}"
+    assert simulate(program, words).tenants[0].share(1) > 90
+
+
 def test_backlog_of_a_lower_priority_is_short(program: Path) -> None:
     words = "seconds=5 tenant pct=100 paced=1 page=2 process end_ms=3000 thread work us=1000"
     assert simulate(program, words).tenants[0].share(3) == 0
+
+
+ALONE_THEN_BESIDE = "pct=30 force=1 page=1 page2=2 page2_ms=5000 process thread"
+NEIGHBOR = "tenant limited=0 process start_ms=5000 thread work us=500"
+
+
+@pytest.mark.parametrize("us", [1000, 2000, 5000])
+def test_too_few_answers_alone_do_not_lower_charges(program: Path, us: int) -> None:
+    """Three of ten probes are answered, at random; used, the container would get 50 percent."""
+    words = f"seconds=30 answered=300 tenant {ALONE_THEN_BESIDE} work us={us}"
+    result = simulate(program, words, NEIGHBOR)
+    assert result.processes[0].implausible
+    assert result.tenants[0].share(8) < 30 + CAP_ERROR
+
+
+@pytest.mark.parametrize("us", [100, 1000, 2000])
+def test_too_many_answers_beside_a_neighbor_do_not_raise_charges(program: Path, us: int) -> None:
+    """All probes are answered; used, the container would get 6 to 15 percent."""
+    words = f"seconds=30 answered=1000 tenant {ALONE_THEN_BESIDE} work us={us}"
+    result = simulate(program, words, NEIGHBOR)
+    assert result.processes[0].implausible
+    assert result.tenants[0].share(8) == pytest.approx(30, abs=TENANT_ERROR)
+
+
+@pytest.mark.parametrize("neighbor", ["", "sync=1 pause_us=10000"])
+@pytest.mark.parametrize("us", [100, 1000, 5000])
+def test_true_answers_are_plausible(program: Path, us: int, neighbor: str) -> None:
+    words = f"seconds=30 tenant {ALONE_THEN_BESIDE} work us={us}"
+    result = simulate(program, words, NEIGHBOR.replace("thread", f"thread {neighbor}"))
+    assert not result.processes[0].implausible
+    assert result.tenants[0].share(8) == pytest.approx(30, abs=TENANT_ERROR)
+
+
+@pytest.mark.parametrize("slice_us", [500, 1000, 2000, 3500])
+@pytest.mark.parametrize("work", ["us=100", "us=1000", "us=100 us2=250 chance2=50"])
+def test_time_slice_of_the_driver_is_learned(program: Path, slice_us: int, work: str) -> None:
+    """With a constant of 2 ms, 0.1 ms of work in slices of 0.5 ms would be charged twice."""
+    result = simulate(
+        program,
+        f"seconds=14 slice_us={slice_us} tenant pct=30 process thread work {work}",
+        "tenant limited=0 process thread work us=500",
+    )
+    assert 0.6 * slice_us < result.processes[0].slice_us <= 1.02 * slice_us
+    assert result.tenants[0].share(CONVERGED_S) == pytest.approx(30, abs=TENANT_ERROR)

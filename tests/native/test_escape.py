@@ -30,7 +30,7 @@ LIMIT_MIB = 1000
 WANTED_MIB = 3000
 CONTEXT_MIB = 64
 """A context of the fake driver: not counted where its cost could not be measured, because a
-neighbor's use changed at that moment; the agent's margin is as large."""
+neighbor's use changed at that moment; the agent's margin is larger."""
 DETECTION_S = 10.0
 MIB = 1 << 20
 SOURCE = Path(__file__).parent / "hog.c"

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,18 @@ def test_list_of_devices_ends_at_the_first_wrong_entry(
     drive.ask("init")
     assert drive.ask("count") == [1]
     assert bare_drive(machine, env={"CUDA_VISIBLE_DEVICES": ""}).code("init") == 100
+
+
+def test_devices_without_a_node_are_not_there(
+    machine: GpuNode, bare_drive: BareDrive, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia2").touch()
+    nodes = {"FAKE_NVML_NODES": f"{tmp_path}/nvidia"}
+    drive = bare_drive(machine, env=nodes).begin()
+    assert drive.ask("count") == [1]
+    drive.ask("alloc 1M")
+    assert machine.card.used_bytes(machine.uuids[2]) == CONTEXT + MIB
+    assert bare_drive(machine, env={**nodes, "CUDA_VISIBLE_DEVICES": "1"}).code("init") == 100
 
 
 def test_mig_instance_is_a_device_of_its_own(machine: GpuNode, bare_drive: BareDrive) -> None:
@@ -238,3 +251,56 @@ def test_every_call_fails_before_initialization(machine: GpuNode, bare_drive: Ba
     with pytest.raises(DriverError) as failed:
         drive.ask("alloc 1M")
     assert failed.value.code == NOT_INITIALIZED
+
+
+GIB = 1 << 30
+
+
+def migrating(machine: GpuNode, bytes_per_s: int) -> None:
+    machine.nvml.set_key(0, "memory_total", str(2 * GIB))
+    machine.nvml.set_key(0, "memory_reserved", "0")
+    machine.nvml.set_key(0, "migration_bytes_per_s", str(bytes_per_s))
+
+
+def launch(drive: Drive) -> None:
+    drive.ask("launch fixed_10us 1 1")
+    drive.ask("sync")
+
+
+def test_managed_memory_exceeds_the_device_and_is_moved_by_launches(
+    machine: GpuNode, bare_drive: BareDrive
+) -> None:
+    migrating(machine, 10 * GIB)
+    first, second = bare_drive(machine).begin(), bare_drive(machine).begin()
+    for drive in (first, second):
+        drive.ask("managed 1536M")
+    assert first.used_bytes == 2 * CONTEXT
+    launch(first)
+    assert first.used_bytes == 2 * CONTEXT + 1536 * MIB
+    launch(second)
+    assert first.used_bytes == 2 * GIB
+    second.ask("free 0")
+    assert first.used_bytes == 2 * GIB - 1536 * MIB
+    launch(first)
+    first.ask("free 0")
+    assert first.used_bytes == 2 * CONTEXT
+    second.close()
+    with pytest.raises(DriverError) as refused:
+        first.ask("alloc 2G")
+    assert refused.value.code == OUT_OF_MEMORY
+
+
+def test_processes_that_move_each_others_pages_get_little_done(
+    machine: GpuNode, bare_drive: BareDrive
+) -> None:
+    """Alone, memory stays on the device; together, moving it takes most of the time."""
+    migrating(machine, 10 * GIB)
+    drives = [bare_drive(machine).begin() for _ in range(2)]
+    for drive in drives:
+        drive.ask("managed 1536M")
+    launch(drives[0])
+    alone = drives[0].ask("work fixed_1ms 1 500 plain 1")[0]
+    for drive in drives:
+        drive.send("work fixed_1ms 1 1500 plain 1")
+    together = [int(drive.answer()[0]) for drive in drives]
+    assert sum(together) < alone, (alone, together)

@@ -11,29 +11,12 @@ from pathlib import Path
 import pytest
 
 from hami_sim.hardware.fake_nvml import FakeNvml, Mig
-from hami_sim.hardware.profile import load
 from tests.fakes.gpucontainers import GpuNode
 from tests.native.conftest import StartDrive
 from tests.support.cuda_child import LIMIT_MIB, CudaChild
 from tests.support.drive import OUT_OF_MEMORY
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> FakeNvml:
-    """Two devices whose contexts take 8 MiB, pools grow by 2 MiB."""
-    state = FakeNvml(tmp_path / "nvml.state", load("2xL40S"), "node-a")
-    for index in range(2):
-        state.set_key(index, "context_bytes", str(8 * MIB))
-        state.set_key(index, "pool_granularity", str(2 * MIB))
-    return state
-
-
-@pytest.fixture
-def guest(machine: FakeNvml, limiter: Path, drivers: Path, tmp_path: Path) -> CudaChild:
-    """Runs children under a limit."""
-    return CudaChild(machine.path, limiter, drivers, tmp_path / "region")
 
 
 def test_context_is_charged_as_measured_and_refunded_with_its_memory(guest: CudaChild) -> None:
@@ -113,7 +96,7 @@ def test_pool_is_charged_for_the_memory_it_keeps(guest: CudaChild) -> None:
         told.append(agree())
         pool = c_void_p()
         ask("cuDeviceGetDefaultMemPool", byref(pool), 0)
-        ask("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(2**63)))
+        ask("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(2**64 - 1)))
         ask("cuMemFreeAsync", alloc(5 * MIB, "cuMemAllocAsync_ptsz", None), None)
         ask("cuCtxSynchronize")
         told.append(agree())
@@ -123,22 +106,27 @@ def test_pool_is_charged_for_the_memory_it_keeps(guest: CudaChild) -> None:
     assert told == [12 * MIB, 12 * MIB, 8 * MIB, 14 * MIB, 8 * MIB]
 
 
-def test_memory_kept_by_a_pool_is_available_to_others_only_after_release(
-    guest: CudaChild,
+@pytest.mark.parametrize("way", ['"cuMemAlloc_v2"', '"cuMemAllocFromPoolAsync", other, None'])
+def test_memory_kept_by_a_pool_is_released_before_a_request_is_refused(
+    guest: CudaChild, way: str
 ) -> None:
-    told = guest("""
+    told = guest(f"""
         begin()
-        pool = c_void_p()
+        pool, other = c_void_p(), c_void_p()
         ask("cuDeviceGetDefaultMemPool", byref(pool), 0)
+        property = PoolProperty(type=1, location=Location(type=1, id=0))
+        ask("cuMemPoolCreate", byref(other), byref(property))
         ask("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(2**63)))
-        ask("cuMemFreeAsync", alloc(200 * MIB, "cuMemAllocAsync", None), None)
+        held = alloc(20 * MIB, "cuMemAllocAsync", None)
+        ask("cuMemFreeAsync", alloc(180 * MIB, "cuMemAllocAsync", None), None)
         ask("cuCtxSynchronize")
-        told = [refused(100 * MIB), refused(100 * MIB, "cuMemAllocAsync", None)]
-        ask("cuMemPoolTrimTo", pool, c_size_t(0))
-        told += [refused(100 * MIB)]
-        agree()
+        told = [agree() // MIB]
+        pointer = alloc(100 * MIB, {way})
+        told += [agree() // MIB, refused(200 * MIB, {way})]
+        ask("cuMemFree_v2", pointer)
+        told += [agree() // MIB >= 28]
         """)
-    assert told == [True, False, False]
+    assert told == [208, 128, True, True]
 
 
 def test_explicit_pool_belongs_to_the_device_it_was_made_for(guest: CudaChild) -> None:
@@ -494,6 +482,30 @@ def test_code_of_unknown_size_is_measured_and_affects_no_other_process(
     assert used() == limit
 
 
+def test_device_without_a_share_takes_no_context(node: GpuNode, start_drive: StartDrive) -> None:
+    """As a privileged container sees it, or one that was given too many devices."""
+    container = node.container(0, memory_mib=2048)
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(node.uuids[:2])}
+    drive = start_drive(container, env=visible)
+    assert drive.code("init") == 0
+    assert drive.code("device 1") == OUT_OF_MEMORY
+    assert drive.code("device 0") == 0
+    assert drive.ask("info")[1] == 2048 * MIB
+
+
+def test_instance_beside_a_share_has_the_limit_of_the_hardware(
+    node: GpuNode, start_drive: StartDrive
+) -> None:
+    """The file names the shared device only: the instance is made after it was written."""
+    instance = "MIG-11111111-2222-3333-4444-555555555555"
+    node.nvml.set_migs(1, [Mig(uuid=instance, memory_mib=10_000, compute_units=16)])
+    container = node.container(0, memory_mib=2048)
+    drive = start_drive(container, env={"CUDA_VISIBLE_DEVICES": instance})
+    assert drive.code("init") == 0
+    assert drive.code("device 0") == 0
+    assert drive.ask("info")[1] > 9000 * MIB
+
+
 def test_images_that_are_none_are_the_drivers_to_refuse(guest: CudaChild) -> None:
     """A header's offsets are followed only inside the image."""
     told = guest(f"""
@@ -597,7 +609,8 @@ def test_nvml_lists_the_containers_own_processes(guest: CudaChild, machine: Fake
         import subprocess, sys
         begin()
         alloc(10 * MIB)
-        code_ = "from cuda_guest import *; begin(); alloc(MIB); print(1, flush=True); input()"
+        imports = "from tests.support.cuda_guest import *"
+        code_ = imports + "; begin(); alloc(MIB); print(1, flush=True); input()"
         other = subprocess.Popen(
             [sys.executable, "-c", code_], env={**os.environ, "LD_PRELOAD": ""},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -702,6 +715,7 @@ def test_child_of_a_process_that_has_not_used_the_driver_has_accounts_of_its_own
     guest: CudaChild,
 ) -> None:
     told = guest("""
+        import signal
         children = []
         for _ in range(3):
             ready, tell = os.pipe()
@@ -710,8 +724,7 @@ def test_child_of_a_process_that_has_not_used_the_driver_has_accounts_of_its_own
                 begin()
                 alloc(20 * MIB)
                 os.write(tell, b"x")
-                os.read(0, 1)
-                os._exit(0)
+                signal.pause()
             os.read(ready, 1)
             children.append(child)
         begin()
@@ -741,7 +754,7 @@ def test_function_pointers_are_replaced_in_the_requested_form(guest: CudaChild) 
         told = [[form for form, (name, version, flags) in forms.items()
                  if handed_out(name, version, flags) != address(form)]]
         told.append(sorted({os.path.basename(library_of(address(form))) for form in forms}))
-        told.append(os.path.basename(library_of(handed_out("cuMemcpy", 12000))))
+        told.append(os.path.basename(library_of(handed_out("cuMemAdvise", 12000))))
         told.append(handed_out("cuMemAlloc", 2000) == address("cuMemAlloc"))
         told.append(handed_out("cuMadeUpName", 12000))
         """)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "account_fast.h"
 #include "account_lease.h"
@@ -21,6 +22,8 @@
 #define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
 #define SLOT_PERIOD_NS UINT64_C(1000000000)   /* between two searches for a slot, because they read /proc */
 #define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
+#define QUERY_PERIOD_NS UINT64_C(100000000)   /* between two searches for dead processes because of queries */
+#define QUERY_PART 20u                        /* such searches take at most this part of the time */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
@@ -32,6 +35,7 @@ static uint32_t core_policy;
 static uint32_t by_ordinal;
 static uint32_t refused;
 static uint64_t errors;
+static uint64_t reclaim_after_ns; /* because of queries */
 struct account_view account_view;
 static struct region_slot unslotted;
 static struct region_slot *own_slot = &unslotted;
@@ -50,6 +54,7 @@ static uint64_t used_last_tick[REGION_DEVICES_MAX];
 static uint32_t sees_everybody = 1;
 static bool broken_said;
 static void (*cores_changed)(void); /* read without it */
+static void (*each_period)(void);   /* the same */
 
 extern char **environ;
 
@@ -78,6 +83,12 @@ static void read_limits(void)
     platform_set_level(from_environment.log_level);
     switch (limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem)) {
     case LIMITS_ABSENT:
+        if (limits.source == LIMITS_FILE) return; /* it is being replaced */
+        if (access(LIMITS_SHARED, F_OK) == 0) {
+            platform_say(PLATFORM_ERROR, LIMITS_PATH " is missing; nothing can be allocated");
+            limits_refuse(&limits);
+            return;
+        }
         if (!readable) platform_say(PLATFORM_ERROR, "%s", problem);
         limits = from_environment;
         return;
@@ -129,15 +140,22 @@ static bool map_region(void)
     if (mapped && is_for_limits(mapped)) return true; /* inherited, or kept when this process detached */
     if (limits.source == LIMITS_REFUSED) return map_private(&want);
     char path[4096] = LIMITS_REGION_PATH;
+    bool is_default = true;
     if (limits.source == LIMITS_ENVIRONMENT) {
         const char *named = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+        is_default = !named || !*named;
         int length =
-            snprintf(path, sizeof path, "%s" REGION_NAME_SUFFIX, named && *named ? named : LIMITS_REGION_PATH_DEFAULT);
+            snprintf(path, sizeof path, "%s" REGION_NAME_SUFFIX, is_default ? LIMITS_REGION_PATH_DEFAULT : named);
         if (length >= (int)sizeof path) path[0] = '\0';
     }
     char problem[256];
     struct region *fresh = free_region();
     int error = region_open(path, &want, fresh, problem, sizeof problem);
+    if (error && !is_default) {
+        /* Better than a share for each process: they meet at the default, all of them for the same reason. */
+        platform_say(PLATFORM_NOTICE, "region at the default path: %s", problem);
+        error = region_open(LIMITS_REGION_PATH_DEFAULT REGION_NAME_SUFFIX, &want, fresh, problem, sizeof problem);
+    }
     if (!error) {
         WRITE(region, fresh);
         return true;
@@ -182,6 +200,14 @@ static void join(void)
     slot = REGION_NO_SLOT;
 }
 
+static bool watch_tick(void)
+{
+    bool attached = account_tick();
+    void (*look)(void) = READ(each_period);
+    if (attached && look) look();
+    return attached;
+}
+
 static void attach_locked(void)
 {
     if (account_is_attached()) return;
@@ -193,7 +219,7 @@ static void attach_locked(void)
     publish_limits();
     WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
-    if (count && !watch_start(account_tick)) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
+    if (count && !watch_start(watch_tick)) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
 }
 
 void account_attach(void)
@@ -313,6 +339,12 @@ void account_refund(int device, uint64_t bytes)
     }
 }
 
+void account_touch(uint64_t now_ns)
+{
+    struct region *mapped = READ(region);
+    if (account_is_attached() && mapped) WRITE(mapped->control->touched_ns, now_ns);
+}
+
 static bool is_device(int device)
 {
     account_attach();
@@ -338,6 +370,12 @@ int account_device_of_uuid(const char *uuid)
     for (uint32_t i = 0; i < count; i++)
         if (*limits.uuid[i] && strcmp(limits.uuid[i], uuid) == 0) return (int)i;
     return -1;
+}
+
+bool account_names_devices(void)
+{
+    account_attach();
+    return limits.source == LIMITS_FILE;
 }
 
 int account_device_of_ordinal(int ordinal)
@@ -382,6 +420,32 @@ enum limits_core_policy account_core_policy(void)
 {
     account_attach();
     return (enum limits_core_policy)READ(core_policy);
+}
+
+static __attribute__((noinline)) void reclaim_for_query(uint64_t after_ns)
+{
+    int saved = errno;
+    uint64_t began_ns = platform_now_ns();
+    fork_lock();
+    bool mine = account_is_attached() && slot != REGION_NO_SLOT && READ(reclaim_after_ns) == after_ns;
+    if (mine) WRITE(reclaim_after_ns, began_ns + QUERY_PERIOD_NS);
+    struct region *mapped = READ(region);
+    union region_owner me = self;
+    uint32_t own = slot;
+    fork_unlock();
+    if (mine) { /* without the lock: reads /proc */
+        (void)slot_reclaim(mapped, &me, own);
+        uint64_t ended_ns = platform_now_ns();
+        uint64_t pause_ns = (ended_ns - began_ns) * QUERY_PART;
+        WRITE(reclaim_after_ns, ended_ns + (pause_ns > QUERY_PERIOD_NS ? pause_ns : QUERY_PERIOD_NS));
+    }
+    errno = saved;
+}
+
+void account_reclaim(void)
+{
+    uint64_t after_ns = READ(reclaim_after_ns);
+    if (platform_recent_ns() >= after_ns) reclaim_for_query(after_ns);
 }
 
 uint64_t account_used(int device)
@@ -473,6 +537,11 @@ static void attach_again(void)
 void account_when_cores_change(void (*changed)(void))
 {
     WRITE(cores_changed, changed);
+}
+
+void account_each_period(void (*look)(void))
+{
+    WRITE(each_period, look);
 }
 
 static bool are_other_cores(const uint32_t *before, uint32_t policy_before)

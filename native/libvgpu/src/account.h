@@ -35,6 +35,9 @@ bool account_by_ordinal(void);
 /* Index of the device with this text UUID ("GPU-...", "MIG-..."), -1 if the container has no limits for it. */
 int account_device_of_uuid(const char *uuid);
 
+/* true: the limits came from the agent's file, which names every device of the container. */
+bool account_names_devices(void);
+
 /* Index of the device with this CUDA ordinal where account_by_ordinal(), else -1. */
 int account_device_of_ordinal(int ordinal);
 
@@ -54,6 +57,9 @@ uint32_t account_core_pct(int device);
    the process and its children; NULL: none. */
 void account_when_cores_change(void (*changed)(void));
 
+/* Called by the watching thread once in each of its periods (watch.h), without a lock. NULL: none. */
+void account_each_period(void (*look)(void));
+
 /* Some device of the container has a compute limit. A load or two: asked at every launch. */
 bool account_is_core_limited(void);
 
@@ -69,7 +75,11 @@ void account_refund(int device, uint64_t bytes);
 /* Charge without asking: memory the driver has already taken (context growth). May exceed the limit. */
 void account_charge_anyway(int device, uint64_t bytes);
 
-/* Bytes used by all live processes of the container. */
+/* Release what dead processes of the container still hold, for a query that follows: at most every 100 ms, and for at most a
+   twentieth of this process's time where there are many processes to look for. Nanoseconds in between. */
+void account_reclaim(void);
+
+/* Bytes used by all processes of the container, those included that have died since they were last looked for. */
 uint64_t account_used(int device);
 
 /* Bytes used by this process. */
@@ -88,6 +98,9 @@ struct account_process {
     uint64_t used_bytes;
 };
 uint32_t account_list(int device, struct account_process *processes, uint32_t capacity);
+
+/* The container was seen to use the driver at this time. */
+void account_touch(uint64_t now_ns);
 
 /* Parts of the own use, for people. */
 void account_note_context(int device, int64_t delta);

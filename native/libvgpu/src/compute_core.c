@@ -13,8 +13,13 @@ enum {
     SIBLINGS_MOST = 4,
     HELD_MOST = 12,
     LATE_WEIGHT = 32,
+    MEAN_WEIGHT = 32,
+    ALONE_WEIGHT = 16,
     LATE_RATIO = 3
 };
+
+#define STRETCH_LEAST_NS (20 * BUDGET_NS_PER_MS)
+#define STRETCH_MOST_NS (200 * BUDGET_NS_PER_MS)
 
 #define LATE_MOST_NS (10 * BUDGET_NS_PER_MS)
 
@@ -94,15 +99,66 @@ static int64_t give_excess_back(struct core_device *device, uint64_t now_ns, con
     return quantum;
 }
 
+static bool is_told_alone(const struct core_terms *terms)
+{
+    return terms->tenants == 1 && terms->budget.siblings <= 1;
+}
+
+/* True: nothing else should be on the device, not even what a lower priority is granted. */
+static bool is_surely_alone(const struct core_terms *terms)
+{
+    return is_told_alone(terms) && !terms->lower;
+}
+
 bool core_may_probe(const struct core_device *device, const struct core_terms *terms)
 {
-    return terms->budget.enforced && (terms->tenants != 1 || terms->budget.siblings > 1) &&
+    return terms->budget.enforced && !device->presence.implausible &&
+           (!is_told_alone(terms) || (is_surely_alone(terms) && !device->presence.alone_judged)) &&
            __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0;
 }
 
-void core_verdict(struct core_device *device, uint64_t now_ns, bool answered)
+/* A neighbor is seen to take the device where work takes far longer beside others than it took alone. */
+static enum presence_company company_of(const struct core_device *device, const struct core_terms *terms)
 {
-    presence_verdict(&device->presence, now_ns, answered, estimate_random(&device->estimates));
+    if (is_surely_alone(terms)) return PRESENCE_NO_OTHER;
+    bool stretched =
+        device->alone_ns >= STRETCH_LEAST_NS && device->beside_ns >= device->alone_ns + device->alone_ns / 2;
+    return terms->tenants > 1 && stretched ? PRESENCE_BUSY_OTHER : PRESENCE_UNKNOWN;
+}
+
+/* Note how long the sample took beside others or alone, by the page. */
+static void compare_with_alone(struct core_device *device, struct estimate *estimate, uint64_t elapsed,
+                               const struct core_terms *terms)
+{
+    if (is_told_alone(terms)) {
+        estimate->alone_ns =
+            estimate->alone_ns > 0 ? (estimate->alone_ns * (ALONE_WEIGHT - 1) + elapsed) / ALONE_WEIGHT : elapsed;
+        device->beside_ns = device->alone_ns = 0;
+    } else if (terms->tenants > 1 && estimate->alone_ns > 0) {
+        device->beside_ns += elapsed;
+        device->alone_ns += estimate->alone_ns;
+        if (device->alone_ns < STRETCH_MOST_NS) return;
+        device->beside_ns /= 2;
+        device->alone_ns /= 2;
+    }
+}
+
+bool core_verdict(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, bool answered)
+{
+    struct presence *presence = &device->presence;
+    presence_verdict(presence, now_ns, answered, estimate_random(&device->estimates), company_of(device, terms));
+    return presence->implausible;
+}
+
+static uint32_t contenders(const struct core_terms *terms)
+{
+    uint32_t tenants = terms->tenants > 0 ? terms->tenants : 2;
+    return tenants + (terms->budget.siblings > 0 ? terms->budget.siblings - 1 : 0);
+}
+
+void core_away(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, uint64_t away_ns)
+{
+    presence_away(&device->presence, now_ns, away_ns, contenders(terms) - 1);
 }
 
 uint32_t core_present(const struct core_device *device, uint64_t now_ns)
@@ -115,12 +171,6 @@ uint32_t core_present(const struct core_device *device, uint64_t now_ns)
 static uint32_t present_part(const struct core_terms *terms)
 {
     return terms->budget.siblings <= SIBLINGS_MOST ? terms->present : 0;
-}
-
-static uint32_t contenders(const struct core_terms *terms)
-{
-    uint32_t tenants = terms->tenants > 0 ? terms->tenants : 2;
-    return tenants + (terms->budget.siblings > 0 ? terms->budget.siblings - 1 : 0);
 }
 
 /* Overlap cannot be seen to be more than it is but by chance; neighbours and a slow host make it seem less. */
@@ -199,8 +249,10 @@ static bool is_alone(const struct core_terms *terms)
 static void plan_part(struct core_device *device, const struct core_terms *terms)
 {
     uint64_t wide = wide_part(device, terms);
-    device->close = is_one_stream(device) && is_alone(terms);
+    bool watched = is_alone(terms) || (terms->rival && terms->budget.siblings <= 1);
+    device->close = is_one_stream(device) && watched;
     device->part_ns = device->close ? within(LATE_RATIO * device->late_ns, CORE_PART_NS, CORE_PART_MAX_NS) : wide;
+    if (terms->rival && device->part_ns > CORE_RIVAL_PART_NS) device->part_ns = CORE_RIVAL_PART_NS;
 }
 
 /* From when on the device is so near its end of what was let go that the next part should follow. */
@@ -208,6 +260,20 @@ static uint64_t part_due(const struct core_device *device, int64_t cost)
 {
     uint64_t least = device->part_ns > (uint64_t)cost ? device->part_ns : (uint64_t)cost;
     return device->busy_until_ns > least ? device->busy_until_ns - least : 0;
+}
+
+static uint64_t later_of(uint64_t one, uint64_t other)
+{
+    return one > other ? one : other;
+}
+
+/* When the queue is short enough for this launch, or it has waited long enough. */
+static uint64_t queue_due(const struct core_device *device, const struct core_terms *terms,
+                          const struct core_admission *admission)
+{
+    uint64_t latest = admission->part_due_ns + CORE_HELD_MAX_NS;
+    uint64_t due = terms->budget.enforced ? part_due(device, admission->cost_ns) : 0;
+    return due < latest ? due : latest;
 }
 
 /* Let go of a part of what was drawn. If the device is not where it should be and the launch goes only because it has waited
@@ -295,8 +361,7 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
     if (admission->blind) {
         due = admission->part_due_ns + CORE_HELD_MAX_NS;
     } else if (admission->reserved) {
-        if (terms->budget.enforced) due = part_due(device, admission->cost_ns);
-        if (due > admission->part_due_ns + CORE_HELD_MAX_NS) due = admission->part_due_ns + CORE_HELD_MAX_NS;
+        due = queue_due(device, terms, admission);
     } else {
         due = budget_due(&admission->draw, now_ns, &terms->budget);
         if (due > now_ns && terms->budget.enforced && !admission->waits) {
@@ -304,6 +369,7 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
             end_phase(device, terms, __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED));
         }
         if (admission->waits) due += admission->shift_ns;
+        if (terms->rival) due = later_of(due, queue_due(device, terms, admission));
     }
     if (due > now_ns) return due;
     if (!admission->reserved) device->reserve_ns += (int64_t)admission->draw.device_ns;
@@ -436,6 +502,9 @@ void core_lost(struct core_device *device, struct core_sample *sample, const str
 {
     if (sample->in_phase) device->phase.lost = true;
     leave_phase(device, sample, terms);
+    struct estimate *estimate = sample->estimate;
+    if (sample->generation == estimate->generation && estimate_failed(estimate, device->mean_ns))
+        owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
 }
 
 /* By how much the sample was charged too little; where the work has changed unnoticed, also the launches it stands for. */
@@ -476,9 +545,13 @@ void core_ended(struct core_device *device, struct core_sample *sample, uint64_t
     if (sample->generation != estimate->generation) return;
     bool known = estimate->samples > 0;
     uint64_t elapsed = end_ns > start_ns ? (uint64_t)(end_ns - start_ns) : 0;
+    if (elapsed < ESTIMATE_MAX_NS) compare_with_alone(device, estimate, elapsed, terms);
     device->elapsed_ns += (elapsed < ESTIMATE_MAX_NS ? elapsed : ESTIMATE_MAX_NS) * sample->weight;
-    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms), present_part(terms),
-                                                       crowd(device, terms, now_ns)));
+    uint64_t worth =
+        core_cost(device, estimate_sample(estimate, elapsed, contenders(terms), present_part(terms),
+                                          crowd(device, terms, now_ns), presence_slice(&device->presence)));
+    uint64_t mean = device->mean_ns > 0 ? device->mean_ns : worth;
+    device->mean_ns = (mean * (MEAN_WEIGHT - 1) + worth) / MEAN_WEIGHT;
     if (!known) owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
     if (!sample->first) owe(device, sample, correction(estimate, sample, elapsed, worth));
 }

@@ -34,6 +34,8 @@
    begin with the last. The longer waiters sleep beyond their time the larger they must be. */
 #define CORE_PART_NS (160 * BUDGET_NS_PER_MS / 1000)
 #define CORE_PART_MAX_NS (CORE_AHEAD_MIN_NS / 2)
+/* While a container of a higher priority has a share of the device, at most two parts of this, or two launches, are queued. */
+#define CORE_RIVAL_PART_NS (250 * BUDGET_NS_PER_MS / 1000)
 /* An insufficient charge is owed for so long; see budget_owe(). */
 #define CORE_OWED_KEPT_NS (2700 * BUDGET_NS_PER_MS)
 #define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
@@ -77,8 +79,11 @@ struct core_device {
     uint64_t spent_ns;      /* and `launches` when the part was computed */
     uint64_t launches;
     struct presence presence;
+    uint64_t beside_ns;  /* elapsed times of samples beside others, by the page, */
+    uint64_t alone_ns;   /* and what the same work took alone, by the page */
     uint64_t began_ns;   /* its first draw; 0: none yet */
     uint64_t elapsed_ns; /* of its launches since, neighbours included */
+    uint64_t mean_ns;    /* what samples are worth on average, of all work */
     uint64_t phase_since_ns;
     uint32_t overlaps[CORE_PHASES]; /* of the last phases measured */
     uint32_t phases;
@@ -92,6 +97,8 @@ struct core_terms {
     uint32_t tenants;  /* on the device, this one included; 0: not known */
     uint32_t present;  /* core_present() */
     uint64_t launches; /* of this process so far */
+    bool rival;        /* a container of a higher priority has a share of the device */
+    bool lower;        /* one of a lower priority has; it may work now and then although it yields */
 };
 
 /* A launch that wants to go. */
@@ -156,9 +163,14 @@ static inline void core_cancel(struct core_device *device, uint64_t cost_ns)
 }
 
 /* A process that waits while the device works for it probes for others (presence.h). Only if all work is on one stream,
-   and if it is not known to be alone. */
+   and if it is not known to be alone or has not probed enough yet while it was. */
 bool core_may_probe(const struct core_device *device, const struct core_terms *terms);
-void core_verdict(struct core_device *device, uint64_t now_ns, bool answered);
+
+/* True: the answers have just turned out to be implausible; presence is not used from here on. */
+bool core_verdict(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, bool answered);
+
+/* A probe that was not answered at once was answered after this time. */
+void core_away(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, uint64_t away_ns);
 
 /* How much of the time in which the process has work the device is its own, in 1/1024; 0: not known. */
 uint32_t core_present(const struct core_device *device, uint64_t now_ns);

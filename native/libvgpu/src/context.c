@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * See context.h. Hooks: contexts of all kinds, made and ended.
+ * See context.h. Hooks: contexts of all kinds, made and ended; imports of other processes' memory.
  *
  * Overhead of a context: the known cost of a context on the device (in the region, from the process that made one first)
  * is charged before the driver is called, then corrected by measuring: the use that NVML lists for this process before and
  * after; else, if nothing is known yet, the change of the device's use, at most CONTEXT_MOST because neighbors change it
- * too. A context that does not fit is destroyed again. A context that no hook saw being made (graphics interoperation) is
- * known from its first use, unmeasured.
- * Locks taken here: one for the list of contexts, for a few instructions.
+ * too. Where neither shows anything (no NVML in the container), an estimate from the size of the device is charged, up to the
+ * free capacity. A context that does not fit is destroyed again. The first context of a device that no hook saw being made
+ * (graphics interoperation, older runtimes, green contexts) is charged at its first use, unmeasured.
+ *
+ * Later growth of the driver (stacks, heaps, lazily loaded code) is found by comparing the account with NVML's figure for
+ * this process every few seconds: the excess is charged as part of the contexts.
+ * Locks taken here: one for the list of contexts and the excess, for a few instructions.
  */
 #include "context.h"
 
@@ -18,10 +22,20 @@
 
 #include "compute.h"
 #include "device.h"
+#include "gate.h"
 #include "hook.h"
+#include "platform.h"
 
 #define CONTEXTS 254
 #define CONTEXT_MOST (UINT64_C(1) << 30)
+/* Of an estimate: what is the same for all devices, and the stack of each thread that the device runs at once. On an H200 that
+   makes 520 MiB. */
+#define CONTEXT_BASE (UINT64_C(256) << 20)
+#define CONTEXT_STACK 1024u
+#define COMPARE_EACH 8u /* periods of the watching thread between two comparisons with NVML, more with many processes */
+#define COMPARE_PROCESSES 4u
+#define COMPARE_ENDED 2u
+#define COMPARE_MOST_NS UINT64_C(100000000)
 #define LISTED_PROCESSES 64 /* more are asked for with memory of their own */
 #define LISTED_MOST 8192u
 #define LISTED_SPARE 32u /* more may come between two looks */
@@ -35,7 +49,19 @@ struct context {
     uint64_t overhead;
 };
 
+/* NVML's figure beyond the account, per device of the limits. All but `charged` belongs to the watching thread. */
+struct excess {
+    uint64_t charged;
+    uint64_t seen; /* at the last comparison: a load or a growth under way is gone at the next one */
+    uint64_t own;  /* account and launches then: without a change of them nothing is compared */
+    uint64_t launches;
+    uint32_t repeated;
+};
+
 static struct context contexts[CONTEXTS];
+static struct excess excesses[REGION_DEVICES_MAX];
+static _Atomic(bool) has_imports;
+static _Atomic(uint32_t) comparing; /* 1: now; COMPARE_ENDED: the process is ending */
 static _Atomic(uint32_t) contexts_locked;
 _Atomic(uint32_t) context_generation = 1;
 /* Under which pid NVML lists this process, 0 until that is certain: inside a pid namespace it may be another one. */
@@ -73,12 +99,40 @@ static bool look_up(CUcontext handle, struct context_here *here)
     return at >= 0;
 }
 
+static bool is_primary(CUcontext handle, CUdevice cuda)
+{
+    unsigned int flags;
+    int active = 0;
+    CUcontext primary = NULL;
+    if (DRIVER(cuDevicePrimaryCtxGetState)(cuda, &flags, &active) != CUDA_SUCCESS || !active ||
+        DRIVER(cuDevicePrimaryCtxRetain)(&primary, cuda) != CUDA_SUCCESS)
+        return false;
+    DRIVER(cuDevicePrimaryCtxRelease_v2)(cuda);
+    return primary == handle;
+}
+
+static uint64_t likely_cost(CUdevice cuda, int device);
+
+/* A context that no hook saw. More than one of a device are mostly green ones, which are parts of the first. */
 static void learn(CUcontext handle, CUdevice cuda, struct context_here *here)
 {
     int device = device_limits(cuda);
+    bool primary = is_primary(handle, cuda);
+    uint64_t cost = device >= 0 && account_limit(device) != UINT64_MAX ? likely_cost(cuda, device) : 0;
     spin_lock(&contexts_locked);
+    for (int i = 0; i < CONTEXTS; i++)
+        if (contexts[i].handle && contexts[i].cuda == cuda) cost = 0;
     int at = enter(handle, cuda, device);
+    if (at >= 0) contexts[at].primary |= primary;
+    if (at < 0)
+        cost = 0;
+    else if (cost)
+        contexts[at].overhead = cost;
     spin_unlock(&contexts_locked);
+    if (cost) {
+        account_charge_anyway(device, cost);
+        account_note_context(device, (int64_t)cost);
+    }
     *here = (struct context_here){
         .context = handle, .cuda = cuda, .device = device, .tag = at < 0 ? (uint8_t)CONTEXT_NO_TAG : (uint8_t)at};
 }
@@ -107,6 +161,9 @@ bool context_of_stream(CUstream stream, bool per_thread, struct context_here *he
 void context_reset(void)
 {
     memset(contexts, 0, sizeof contexts);
+    memset(excesses, 0, sizeof excesses);
+    atomic_store(&has_imports, false);
+    atomic_store(&comparing, 0);
     atomic_store(&contexts_locked, 0);
     atomic_store(&nvml_pid, 0);
     atomic_fetch_add(&context_generation, 1);
@@ -123,6 +180,7 @@ struct listing {
 struct measure {
     CUdevice cuda;
     int device;
+    bool counts;       /* else the device has no limit, and nothing is charged */
     nvmlDevice_t nvml; /* NULL: cannot be measured */
     uint64_t charged;  /* before the driver was asked: what such a context was seen to take */
     uint64_t own;      /* charged to this process, all in all */
@@ -206,7 +264,10 @@ static uint64_t growth_of(const struct measure *measure, const struct listing *a
 {
     uint64_t then, now;
     unsigned int times = listed(after, pid, &now);
-    *certain = listed(&measure->before, pid, &then) <= 1 && times == 1;
+    unsigned int times_before = listed(&measure->before, pid, &then);
+    *certain = times_before <= 1 && times == 1;
+    /* NVML lists a process from its first context on, with all that it has: physical memory may be charged already. */
+    if (!times_before) then = measure->own > measure->charged ? measure->own - measure->charged : 0;
     return times && now > then ? now - then : 0;
 }
 
@@ -258,6 +319,28 @@ static uint64_t known_cost(int device)
     return cost < CONTEXT_MOST ? cost : CONTEXT_MOST;
 }
 
+static uint64_t estimate(CUdevice cuda)
+{
+    int multiprocessors = 0, threads = 0;
+    DRIVER(cuDeviceGetAttribute)(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda);
+    DRIVER(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, cuda);
+    if (multiprocessors < 0 || threads < 0) return CONTEXT_BASE;
+    uint64_t bytes = CONTEXT_BASE + (uint64_t)multiprocessors * (uint64_t)threads * CONTEXT_STACK;
+    return bytes < CONTEXT_MOST ? bytes : CONTEXT_MOST;
+}
+
+/* Of a context that cannot be measured. An estimate alone refuses nothing: it is charged up to the free capacity. */
+static uint64_t likely_cost(CUdevice cuda, int device)
+{
+    uint64_t known = known_cost(device);
+    if (known) return known;
+    uint64_t limit = account_limit(device);
+    uint64_t used = account_used(device);
+    uint64_t bytes = estimate(cuda);
+    uint64_t free_bytes = used < limit ? limit - used : 0;
+    return bytes < free_bytes ? bytes : free_bytes;
+}
+
 bool context_charge(int device, uint64_t bytes)
 {
     if (account_limit(device) != 0 || account_is_refused()) return hook_charge(device, bytes);
@@ -272,7 +355,8 @@ static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
     measure->device = device;
     measure->nvml = NULL;
     measure->charged = 0;
-    if (device < 0 || account_limit(device) == UINT64_MAX) return true;
+    measure->counts = device >= 0 && account_limit(device) != UINT64_MAX;
+    if (!measure->counts) return true;
     uint64_t cost = known_cost(device);
     /* A process that is not granted a byte gets no context, even if its size cannot be measured here. */
     if (!context_charge(device, cost ? cost : 1)) return false;
@@ -308,7 +392,8 @@ static void measure_drop(struct measure *measure)
 static uint64_t measure_end(struct measure *measure)
 {
     bool certain;
-    if (!measure->nvml) return measure->charged;
+    if (!measure->counts) return 0;
+    if (!measure->nvml) return measure->charged ? measure->charged : likely_cost(measure->cuda, measure->device);
     uint64_t growth = own_growth(measure, &certain);
     unlist(&measure->before);
     if (!growth && measure->by_device) {
@@ -321,8 +406,8 @@ static uint64_t measure_end(struct measure *measure)
     growth = growth > meanwhile ? growth - meanwhile : 0;
     if (growth > CONTEXT_MOST) growth = CONTEXT_MOST;
     learn_cost(measure->device, growth);
-    if (certain && growth) return growth;
-    return measure->charged ? measure->charged : growth;
+    if (growth && (certain || !measure->charged)) return growth;
+    return measure->charged ? measure->charged : likely_cost(measure->cuda, measure->device);
 }
 
 /* Charge what the context takes instead of what it was thought to; false: it does not fit and nothing is charged. */
@@ -354,6 +439,141 @@ static void context_made(CUcontext handle, CUdevice cuda, int device, bool prima
         account_refund(device, overhead);
 }
 
+/* --- what the driver takes later --- */
+
+static uint64_t excess_of(int device)
+{
+    spin_lock(&contexts_locked);
+    uint64_t bytes = excesses[device].charged;
+    spin_unlock(&contexts_locked);
+    return bytes;
+}
+
+static void excess_set(int device, uint64_t bytes)
+{
+    if (device < 0) return;
+    spin_lock(&contexts_locked);
+    uint64_t before = excesses[device].charged;
+    excesses[device].charged = bytes;
+    spin_unlock(&contexts_locked);
+    if (bytes == before) return;
+    if (bytes > before) account_charge_anyway(device, bytes - before);
+    if (bytes < before) account_refund(device, before - bytes);
+    account_note_context(device, (int64_t)(bytes - before));
+}
+
+/* Charge what two comparisons in a row have shown. The account is read on both sides of NVML's figure, which takes a
+   millisecond: a change in between makes the comparison void. */
+static void compare(CUdevice cuda, int device)
+{
+    struct excess *excess = &excesses[device];
+    uint64_t launches = __atomic_load_n(&account_own_slot()->launches, __ATOMIC_RELAXED);
+    uint64_t own = account_own_used(device);
+    uint64_t used;
+    bool is_idle = own == excess->own && launches == excess->launches && excess->repeated > 1;
+    if (is_idle || !context_own_use(cuda, &used) || account_own_used(device) != own) return;
+    excess->repeated = own == excess->own && launches == excess->launches ? excess->repeated + 1 : 0;
+    excess->launches = launches;
+    uint64_t charged = excess_of(device);
+    own -= own < charged ? own : charged;
+    uint64_t seen = used > own ? used - own : 0;
+    uint64_t bytes = seen < excess->seen ? seen : excess->seen;
+    excess->seen = seen;
+    excess_set(device, bytes);
+    excess->own = own + bytes;
+}
+
+/* NVML's destructors run after this: no comparison begins any more, and one under way has ended, if it ends at all. */
+static void compare_end(void)
+{
+    uint64_t end_ns = platform_now_ns() + COMPARE_MOST_NS;
+    uint32_t free_now = 0;
+    while (!atomic_compare_exchange_strong(&comparing, &free_now, COMPARE_ENDED) && free_now != COMPARE_ENDED &&
+           platform_now_ns() < end_ns) {
+        free_now = 0;
+        platform_sleep_ns(COMPARE_MOST_NS / 1000);
+    }
+}
+
+void context_compare(void)
+{
+    static uint32_t periods;
+    static bool ends;
+    uint32_t free_now = 0;
+    CUdevice cuda_of[REGION_DEVICES_MAX];
+    bool has_context[REGION_DEVICES_MAX] = {false};
+    if (++periods < COMPARE_EACH + account_processes() / COMPARE_PROCESSES) return;
+    periods = 0;
+    hook_enter();
+    if (!atomic_load(&nvml_pid) || atomic_load(&has_imports) || gate_is_closed()) return;
+    if (!ends) ends = atexit(compare_end) == 0;
+    if (!ends || !atomic_compare_exchange_strong(&comparing, &free_now, 1)) return;
+    spin_lock(&contexts_locked);
+    for (int i = 0; i < CONTEXTS; i++) {
+        if (!contexts[i].handle || contexts[i].device < 0) continue;
+        cuda_of[contexts[i].device] = contexts[i].cuda;
+        has_context[contexts[i].device] = true;
+    }
+    spin_unlock(&contexts_locked);
+    for (int device = 0; device < (int)REGION_DEVICES_MAX; device++) {
+        if (!has_context[device])
+            excess_set(device, 0); /* its last context has ended during a comparison */
+        else if (account_limit(device) != UINT64_MAX)
+            compare(cuda_of[device], device);
+    }
+    free_now = 1;
+    atomic_compare_exchange_strong(&comparing, &free_now, 0);
+}
+
+/* --- memory of other processes --- */
+
+/* Charged to the exporter. NVML's figure for the importer may contain it (not documented), so account and figure are not
+   compared any more. */
+#define IMPORT(name, parameters, arguments)                                                                            \
+    HOOK_EXPORT CUresult name parameters                                                                               \
+    {                                                                                                                  \
+        hook_enter();                                                                                                  \
+        CUresult result = DRIVER(name) arguments;                                                                      \
+        if (result == CUDA_SUCCESS) {                                                                                  \
+            atomic_store(&has_imports, true);                                                                          \
+            gate_bind();                                                                                               \
+        }                                                                                                              \
+        return result;                                                                                                 \
+    }
+
+IMPORT(cuIpcOpenMemHandle, (CUdeviceptr * pointer, CUipcMemHandle handle, unsigned int flags), (pointer, handle, flags))
+IMPORT(cuIpcOpenMemHandle_v2, (CUdeviceptr * pointer, CUipcMemHandle handle, unsigned int flags),
+       (pointer, handle, flags))
+IMPORT(cuMemImportFromShareableHandle,
+       (CUmemGenericAllocationHandle * handle, void *exported, CUmemAllocationHandleType type),
+       (handle, exported, type))
+IMPORT(cuMemPoolImportFromShareableHandle,
+       (CUmemoryPool * pool, void *exported, CUmemAllocationHandleType type, unsigned long long flags),
+       (pool, exported, type, flags))
+
+#define EXPORT(name, parameters, arguments)                                                                            \
+    HOOK_EXPORT CUresult name parameters                                                                               \
+    {                                                                                                                  \
+        hook_enter();                                                                                                  \
+        CUresult result = DRIVER(name) arguments;                                                                      \
+        if (result == CUDA_SUCCESS) gate_bind();                                                                       \
+        return result;                                                                                                 \
+    }
+
+EXPORT(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr pointer), (handle, pointer))
+EXPORT(cuMemExportToShareableHandle,
+       (void *exported, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags),
+       (exported, handle, type, flags))
+EXPORT(cuMemGetHandleForAddressRange,
+       (void *exported, CUdeviceptr pointer, size_t bytes, CUmemRangeHandleType type, unsigned long long flags),
+       (exported, pointer, bytes, type, flags))
+EXPORT(cuMemPoolExportPointer, (CUmemPoolPtrExportData * exported, CUdeviceptr pointer), (exported, pointer))
+EXPORT(cuMemPoolExportToShareableHandle,
+       (void *exported, CUmemoryPool pool, CUmemAllocationHandleType type, unsigned long long flags),
+       (exported, pool, type, flags))
+
+/* --- contexts made and ended --- */
+
 static void context_ended(CUcontext handle)
 {
     spin_lock(&contexts_locked);
@@ -369,7 +589,11 @@ static void context_ended(CUcontext handle)
     }
     spin_lock(&contexts_locked);
     if (contexts[at].handle == handle) contexts[at] = (struct context){0};
+    bool is_last = true;
+    for (int i = 0; i < CONTEXTS; i++)
+        if (contexts[i].handle && contexts[i].device == ended.device) is_last = false;
     spin_unlock(&contexts_locked);
+    if (is_last) excess_set(ended.device, 0); /* stacks, heaps and code end with the context */
     atomic_fetch_add_explicit(&context_generation, 1, memory_order_release);
 }
 
@@ -408,6 +632,7 @@ static CUresult created(struct measure *measure, CUresult result, const CUcontex
     {                                                                                                                  \
         hook_enter();                                                                                                  \
         int device = device_limits(device_parameter);                                                                  \
+        if (device < 0 && device_is_foreign(device_parameter)) return CUDA_ERROR_OUT_OF_MEMORY;                        \
         if (device < 0 || !context) return DRIVER(name) arguments;                                                     \
         struct measure measure;                                                                                        \
         if (!measure_begin(&measure, device_parameter, device)) return CUDA_ERROR_OUT_OF_MEMORY;                       \
@@ -452,6 +677,7 @@ HOOK_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice devic
 {
     hook_enter();
     int device = device_limits(device_number);
+    if (device < 0 && device_is_foreign(device_number)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (device < 0 || !context) return DRIVER(cuDevicePrimaryCtxRetain)(context, device_number);
     unsigned int flags;
     int active = 1;

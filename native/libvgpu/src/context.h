@@ -36,6 +36,9 @@ bool context_charge(int device, uint64_t bytes);
 /* Bytes of the device that NVML reports for this process; false if its entry in the list cannot be identified. */
 bool context_own_use(CUdevice cuda, uint64_t *bytes);
 
+/* Charge what the driver has taken for this process beyond its account; about every two seconds by the watching thread. */
+void context_compare(void);
+
 void context_reset(void);
 
 /* --- what a thread remembers of the context that it used last --- */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "account.h"
+#include "platform.h"
 #include "symbols.h"
 
 #define DEVICES 64
@@ -108,6 +109,35 @@ int device_limits(CUdevice device)
         atomic_store_explicit(&limits_of_cuda[device], known, memory_order_relaxed);
     }
     return known - 2;
+}
+
+static bool say(const char *text, void *into)
+{
+    (void)into;
+    platform_say(PLATFORM_ERROR, "device %s is not among the limits of this container: no context is made on it", text);
+    return true;
+}
+
+/* An instance has a UUID of its own that the file cannot name: it is made for the container after the file was written. */
+static bool is_instance(CUdevice device)
+{
+    CUuuid uuid;
+    char text[UUID_TEXT];
+    nvmlDevice_t handle;
+    if (!device_nvml(device) || DRIVER(cuDeviceGetUuid_v2)(&uuid, device) != CUDA_SUCCESS) return false;
+    uuid_text("MIG", &uuid, text);
+    return DRIVER(nvmlDeviceGetHandleByUUID)(text, &handle) == NVML_SUCCESS;
+}
+
+bool device_is_foreign(CUdevice device)
+{
+    static _Atomic(bool) said;
+    if (device_limits(device) >= 0 || !account_names_devices()) return false;
+    if (device < 0 || device >= DEVICES || !atomic_load(&limits_of_cuda[device]))
+        return false; /* the driver says why */
+    if (is_instance(device)) return false;
+    if (!atomic_exchange(&said, true)) each_uuid(device, say, NULL);
+    return true;
 }
 
 int device_limits_nvml(nvmlDevice_t device)

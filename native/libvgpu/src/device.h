@@ -8,12 +8,17 @@
 #ifndef VGPU_DEVICE_H
 #define VGPU_DEVICE_H
 
+#include <stdbool.h>
+
 #include "cuda_abi.h"
 #include "nvml_abi.h"
 
 /* -1: the container has no limits for it, or it is no device. Asked once, then remembered. */
 int device_limits(CUdevice device);
 int device_limits_nvml(nvmlDevice_t device);
+
+/* The container sees it, but the agent gave it no share of it, and it is no MIG instance. Logged once. */
+bool device_is_foreign(CUdevice device);
 
 /* NVML's handle for a CUDA device, NULL if NVML does not know it or is not there. Loads NVML. */
 nvmlDevice_t device_nvml(CUdevice device);

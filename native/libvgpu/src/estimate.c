@@ -27,8 +27,6 @@ enum {
     PRESENT_LEAST = 170
 };
 
-/* A slice of a driver's time-slicing, about. */
-#define SLICE_NS UINT64_C(2000000)
 /* Longer kernels are met by slices more often than not. */
 #define LONG_NS UINT64_C(1000000)
 
@@ -71,12 +69,14 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     __atomic_store_n(&entry->every, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->generation, entry->generation + 1, __ATOMIC_RELAXED);
     entry->unknown_launches = 0;
+    entry->failures = 0;
     entry->unknown_charged_ns = 0;
     entry->mean_ns = 0;
     entry->near_ns = 0;
     entry->low_ns = 0;
     entry->worth_ns = 0;
     entry->longest_ns = 0;
+    entry->alone_ns = 0;
     entry->watched = 0;
     entry->shared_ns = 0;
     entry->patience = STRANGE_IN_A_ROW;
@@ -144,6 +144,7 @@ static void start_anew(struct estimate *estimate)
     estimate->taken = 0;
     estimate->watched = 0;
     estimate->shared_ns = 0;
+    estimate->alone_ns = 0;
     estimate->epoch++;
 }
 
@@ -173,20 +174,21 @@ int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap)
 }
 
 /* Elapsed times up to here count as undisturbed. */
-static uint64_t trim_limit(uint64_t low)
+static uint64_t trim_limit(uint64_t low, uint64_t slice_ns)
 {
     uint64_t quarter = low / 4;
-    return low + (quarter > ESTIMATE_TRIM_NS ? quarter : ESTIMATE_TRIM_NS);
+    uint64_t trim = slice_ns / ESTIMATE_TRIM_PART;
+    return low + (quarter > trim ? quarter : trim);
 }
 
 /* The shortest of the last samples, but what was shorter before is forgotten slowly: beside a busy neighbour a long kernel
    is undisturbed only now and then. */
-static void remember_shortest(struct estimate *estimate, size_t count)
+static void remember_shortest(struct estimate *estimate, size_t count, uint64_t slice_ns)
 {
     uint64_t low = estimate->elapsed_ns[0];
     for (size_t i = 1; i < count; i++)
         low = estimate->elapsed_ns[i] < low ? estimate->elapsed_ns[i] : low;
-    if (trim_limit(low) < estimate->low_ns) {
+    if (trim_limit(low, slice_ns) < estimate->low_ns) {
         /* The assumption about the others was wrong; if that happens again, short and long runs take turns. */
         estimate->worth_ns = 0;
         estimate->watched = 0;
@@ -200,17 +202,17 @@ static void remember_shortest(struct estimate *estimate, size_t count)
 
 /* Elapsed times up to here may be due to neighbours: a slice of each for each slice of ours, and another before the
    first. */
-static uint64_t explained(uint64_t low, uint32_t contenders)
+static uint64_t explained(uint64_t low, uint32_t contenders, uint64_t slice_ns)
 {
-    return low * contenders + 2 * SLICE_NS * (contenders - 1);
+    return low * contenders + 2 * slice_ns * (contenders - 1);
 }
 
 /* Short kernels are seldom met by a slice, long ones grow with the number of contenders: what is longer again and again
    is no neighbour but other work under the same name, the sooner the longer it is. */
-static void notice_change(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
+static void notice_change(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint64_t slice_ns)
 {
-    uint64_t limit = trim_limit(estimate->low_ns);
-    if (estimate->low_ns > ESTIMATE_TRIM_NS) limit *= contenders;
+    uint64_t limit = trim_limit(estimate->low_ns, slice_ns);
+    if (estimate->low_ns > slice_ns / ESTIMATE_TRIM_PART) limit *= contenders;
     uint64_t times = elapsed / (limit > 0 ? limit : 1);
     if (times > STRANGE_IN_A_ROW) times = STRANGE_IN_A_ROW;
     estimate->strange = elapsed <= limit ? 0 : estimate->strange + (times > 0 ? (uint32_t)times : 1);
@@ -274,19 +276,19 @@ static void watch(struct estimate *estimate, uint64_t elapsed, bool hit)
 }
 
 /* Prolonged more often than slices come, or by more than all neighbours can take: it is the work that varies. */
-static bool varies(const struct estimate *estimate, uint32_t contenders)
+static bool varies(const struct estimate *estimate, uint32_t contenders, uint64_t slice_ns)
 {
     uint64_t others = contenders - 1;
-    uint64_t slices = estimate->watched_ns / SLICE_NS;
+    uint64_t slices = estimate->watched_ns / slice_ns;
     return estimate->hits >= HITS_MIN &&
            (estimate->hits > HITS_MIN + HITS_PER_2_SLICES * others * slices / 2 ||
-            estimate->stolen_ns > HITS_MIN * SLICE_NS + STOLEN_RATIO * others * estimate->watched_ns);
+            estimate->stolen_ns > HITS_MIN * slice_ns + STOLEN_RATIO * others * estimate->watched_ns);
 }
 
 /* How much longer than alone everything takes at present, in 1/1024. */
-static uint64_t stretch(const struct estimate *estimate, uint32_t contenders)
+static uint64_t stretch(const struct estimate *estimate, uint32_t contenders, uint64_t slice_ns)
 {
-    if (estimate->watched_ns < SLICE_NS) return (uint64_t)STRETCH_ONE * contenders;
+    if (estimate->watched_ns < slice_ns) return (uint64_t)STRETCH_ONE * contenders;
     uint64_t seen = STRETCH_ONE + estimate->stolen_ns * STRETCH_ONE / estimate->watched_ns;
     return seen < (uint64_t)STRETCH_ONE * contenders ? seen : (uint64_t)STRETCH_ONE * contenders;
 }
@@ -298,12 +300,12 @@ static uint64_t measured_mean(const struct estimate *estimate, uint32_t present)
 }
 
 /* The shortest samples are not what the work takes: they all hold slices, or the work varies. */
-static bool is_measured(const struct estimate *estimate, uint32_t contenders, uint32_t present)
+static bool is_measured(const struct estimate *estimate, uint32_t contenders, uint32_t present, uint64_t slice_ns)
 {
     if (contenders == 1 || present < PRESENT_LEAST || estimate->taken < MEASURED_FROM) return false;
     if (estimate->low_ns < LONG_NS) {
         uint64_t slices = estimate->watched_ns * (PRESENCE_ONE - present) / present;
-        return estimate->hits >= HITS_MIN && estimate->stolen_ns > slices + slices / 2 + HITS_MIN * SLICE_NS / 2;
+        return estimate->hits >= HITS_MIN && estimate->stolen_ns > slices + slices / 2 + HITS_MIN * slice_ns / 2;
     }
     uint64_t mean = measured_mean(estimate, present);
     uint64_t tenth = estimate->near_ns / 10;
@@ -311,35 +313,36 @@ static bool is_measured(const struct estimate *estimate, uint32_t contenders, ui
 }
 
 /* How much of an elapsed time was ours. */
-static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t present)
+static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t present,
+                         uint64_t slice_ns)
 {
     if (contenders == 1) return elapsed;
-    bool clean = elapsed <= trim_limit(estimate->low_ns);
+    bool clean = elapsed <= trim_limit(estimate->low_ns, slice_ns);
     /* A tenant may have several processes, and not all tenants may be known. */
     uint32_t most = contenders < CONTENDERS_POSSIBLE ? CONTENDERS_POSSIBLE : contenders;
-    bool possible = elapsed <= explained(estimate->low_ns, most);
+    bool possible = elapsed <= explained(estimate->low_ns, most, slice_ns);
     if (clean || possible) watch(estimate, elapsed, !clean);
-    if (clean || (present == 0 && varies(estimate, contenders))) return elapsed;
+    if (clean || (present == 0 && varies(estimate, contenders, slice_ns))) return elapsed;
     if (!possible && present >= PRESENT_LEAST) return elapsed * present / PRESENCE_ONE;
-    return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders);
+    return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders, slice_ns);
 }
 
 /* Enter the elapsed time among the last samples. */
-static void enter_elapsed(struct estimate *estimate, uint64_t elapsed)
+static void enter_elapsed(struct estimate *estimate, uint64_t elapsed, uint64_t slice_ns)
 {
     estimate->elapsed_ns[estimate->taken % ESTIMATE_SAMPLES] = elapsed;
     estimate->taken++;
     if (estimate->taken == UINT32_MAX) estimate->taken = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
-    remember_shortest(estimate, estimate->taken < ESTIMATE_SAMPLES ? estimate->taken : ESTIMATE_SAMPLES);
+    remember_shortest(estimate, estimate->taken < ESTIMATE_SAMPLES ? estimate->taken : ESTIMATE_SAMPLES, slice_ns);
 }
 
 /* Add the elapsed time to the means; returns the weight that it has there. */
-static uint32_t update_means(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
+static uint32_t update_means(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint64_t slice_ns)
 {
     uint32_t longest = estimate->low_ns > ESTIMATE_SPACING_NS ? ESTIMATE_SAMPLES : MEAN_WEIGHT;
     uint32_t weight = estimate->taken < longest ? estimate->taken : longest;
     add_to_mean(&estimate->mean_ns, elapsed, weight);
-    uint64_t limit = contenders == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
+    uint64_t limit = contenders == 1 ? UINT64_MAX : trim_limit(estimate->low_ns, slice_ns);
     if (estimate->near_ns == 0 || estimate->near_ns > limit) estimate->near_ns = estimate->low_ns;
     if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
     /* Work that was long and is short now, several times in a row, owes nothing for its past. */
@@ -352,9 +355,10 @@ static uint32_t update_means(struct estimate *estimate, uint64_t elapsed, uint32
 }
 
 /* The least that an early sample is charged: processes of a container that begin together see only each other at first. */
-static uint64_t early_least(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t crowd)
+static uint64_t early_least(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t crowd,
+                            uint64_t slice_ns)
 {
-    uint64_t shared = 1 + elapsed / SLICE_NS;
+    uint64_t shared = 1 + elapsed / slice_ns;
     uint64_t share = elapsed / (shared < contenders ? shared : contenders);
     if (share > estimate->shared_ns) estimate->shared_ns = share;
     uint64_t least = crowd > ESTIMATE_CROWD_ONE ? estimate->mean_ns * ESTIMATE_CROWD_ONE / crowd : estimate->mean_ns;
@@ -371,11 +375,11 @@ static uint64_t least_of(const struct estimate *estimate, uint32_t contenders, u
 
 /* Add what the sample was worth where the presence of others does not measure it. */
 static void update_worth(struct estimate *estimate, uint64_t worth, uint32_t weight, uint32_t contenders,
-                         uint32_t present)
+                         uint32_t present, uint64_t slice_ns)
 {
     if (estimate->worth_ns == 0) estimate->worth_ns = worth;
     add_to_mean(&estimate->worth_ns, worth, weight);
-    if ((present > 0 || !varies(estimate, contenders)) && estimate->worth_ns < estimate->near_ns)
+    if ((present > 0 || !varies(estimate, contenders, slice_ns)) && estimate->worth_ns < estimate->near_ns)
         estimate->worth_ns = estimate->near_ns;
 }
 
@@ -386,27 +390,35 @@ static void publish(struct estimate *estimate, uint64_t charge)
     plan(estimate);
 }
 
+bool estimate_failed(struct estimate *estimate, uint64_t mean_ns)
+{
+    if (estimate->samples > 0 || ++estimate->failures < ESTIMATE_FAILURES_MAX) return false;
+    publish(estimate, mean_ns > 0 ? mean_ns : ESTIMATE_UNKNOWN_NS);
+    __atomic_store_n(&estimate->every, ESTIMATE_SAMPLED_EVERY_MAX, __ATOMIC_RELAXED);
+    return true;
+}
+
 uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
-                         uint32_t crowd)
+                         uint32_t crowd, uint64_t slice_ns)
 {
     uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
-    bool varied = is_measured(estimate, contenders, present);
-    if (estimate->taken > 0 && contenders > 1 && !varied) notice_change(estimate, elapsed, contenders);
-    enter_elapsed(estimate, elapsed);
-    uint32_t weight = update_means(estimate, elapsed, contenders);
+    bool varied = is_measured(estimate, contenders, present, slice_ns);
+    if (estimate->taken > 0 && contenders > 1 && !varied) notice_change(estimate, elapsed, contenders, slice_ns);
+    enter_elapsed(estimate, elapsed, slice_ns);
+    uint32_t weight = update_means(estimate, elapsed, contenders, slice_ns);
     bool early = estimate->taken < EARLY && contenders > 2;
     uint64_t least =
-        early ? early_least(estimate, elapsed, contenders, crowd) : least_of(estimate, contenders, present);
+        early ? early_least(estimate, elapsed, contenders, crowd, slice_ns) : least_of(estimate, contenders, present);
     estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
-    uint64_t worth = worth_of(estimate, elapsed, contenders, present);
-    if (is_measured(estimate, contenders, present)) {
+    uint64_t worth = worth_of(estimate, elapsed, contenders, present, slice_ns);
+    if (is_measured(estimate, contenders, present, slice_ns)) {
         worth = elapsed * present / PRESENCE_ONE;
         uint64_t mean = measured_mean(estimate, present);
         estimate->worth_ns = mean > 0 ? mean : worth;
         publish(estimate, estimate->worth_ns > mean ? estimate->worth_ns : mean);
         return worth;
     }
-    update_worth(estimate, worth, weight, contenders, present);
+    update_worth(estimate, worth, weight, contenders, present, slice_ns);
     uint64_t charge = estimate->worth_ns > least && !early ? estimate->worth_ns : least;
     publish(estimate, charge);
     if (early) return charge;

@@ -20,15 +20,16 @@ enum {
     ESTIMATE_SAMPLES = 32,
     ESTIMATE_BUCKETS = 1024,
     ESTIMATE_ENTRIES_MAX = 32768,
-    ESTIMATE_SAMPLED_EVERY_MAX = 1024
+    ESTIMATE_SAMPLED_EVERY_MAX = 1024,
+    ESTIMATE_FAILURES_MAX = 3,
+    /* Elapsed times this part of a time slice above the shortest are taken for interrupted by a neighbour. */
+    ESTIMATE_TRIM_PART = 4
 };
 
 /* Charged for the first launch of an unknown function; each further one before the first result costs 8 times more. */
 #define ESTIMATE_UNKNOWN_NS UINT64_C(50000)
 /* Sampled so often that about this much device time lies between two samples of one function. */
 #define ESTIMATE_SPACING_NS UINT64_C(1000000)
-/* Elapsed times this far above the shortest are taken for interrupted by a neighbour: less than a time slice. */
-#define ESTIMATE_TRIM_NS UINT64_C(500000)
 #define ESTIMATE_CROWD_ONE 1024u
 #define ESTIMATE_MAX_NS UINT64_C(3600000000000)
 
@@ -46,6 +47,7 @@ struct estimate {
     uint32_t generation; /* changes when the entry is given to another function */
     /* Under the owner's lock. */
     uint32_t unknown_launches;
+    uint32_t failures; /* samples that could not be read while it is unknown */
     uint64_t unknown_charged_ns;
     uint64_t mean_ns;  /* of elapsed times, neighbours included */
     uint64_t near_ns;  /* mean of those near the shortest */
@@ -56,6 +58,7 @@ struct estimate {
     uint32_t hits;       /* and how many were so at all. */
     uint32_t watched;
     uint64_t longest_ns; /* ever, since it is this function */
+    uint64_t alone_ns;   /* mean of elapsed times while the container was alone, by the page; 0: never */
     uint64_t shared_ns; /* the most that a sample can have been worth if all contenders worked, since the last change */
     uint64_t low_ns;
     uint32_t taken;          /* samples since the last change */
@@ -124,10 +127,14 @@ static inline void estimate_sample_now(struct estimates *all, struct estimate *e
 
 /* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
    elapsed time was ours. `present`: the part of elapsed time that was ours at present (presence.h), 0: not known. `crowd`: how
-   many processes had work on the device at a time so far, if all have done as this one has, in 1/1024. Returns the device
-   time that the sampled launch is worth. */
+   many processes had work on the device at a time so far, if all have done as this one has, in 1/1024. `slice_ns`: a time
+   slice of the driver. Returns the device time that the sampled launch is worth. */
 uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
-                         uint32_t crowd);
+                         uint32_t crowd, uint64_t slice_ns);
+
+/* A sample could not be read: events fail on the streams of some contexts. After ESTIMATE_FAILURES_MAX of them unknown work
+   is charged `mean_ns`, of other work, until a sample can be read. True: it has become known by that. */
+bool estimate_failed(struct estimate *estimate, uint64_t mean_ns);
 
 /* After the first sample: by how much the launches before it were charged too little, `overlap` as in compute_core.h. */
 int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap);

@@ -44,11 +44,20 @@ bool hook_settle(int device)
     return refunded;
 }
 
+bool hook_trim(int device)
+{
+    bool refunded = false;
+    for (const struct hook_module *module = modules_begin; module < modules_end; module++)
+        if (module->trim) refunded |= module->trim(device);
+    return refunded;
+}
+
 /* --- charging --- */
 
 bool hook_charge_again(int device, uint64_t bytes)
 {
-    return hook_settle(device) && account_charge(device, bytes);
+    return (hook_settle(device) && account_charge(device, bytes)) ||
+           (hook_trim(device) && account_charge(device, bytes));
 }
 
 bool hook_remember(struct table *table, uint64_t key, struct held held)

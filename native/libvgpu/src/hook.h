@@ -35,6 +35,7 @@ struct hook_module {
     void (*reset)(void); /* in a forked child, before its first use of a table: drop what belongs to the parent */
     void (*forget_context)(const struct hook_context *ended); /* refund the memory that ended with the context */
     bool (*settle)(int device); /* set the charge to what the driver has reserved; true: something was refunded */
+    bool (*trim)(int device);   /* have the driver release what it keeps unused; true: something was refunded */
 };
 
 /* Marks the one array of modules (init.c). The linker collects it, so that hook.c depends on no module, and a program
@@ -46,6 +47,9 @@ void hook_forget_context(const struct hook_context *ended);
 
 /* Settle the device in all modules; true: something was refunded. */
 bool hook_settle(int device);
+
+/* The same after the driver has released the memory that it keeps for later. */
+bool hook_trim(int device);
 
 /* --- entering --- */
 
@@ -69,7 +73,7 @@ static inline void hook_refund(int device, uint64_t bytes)
     if (UNLIKELY(!account_refund_fast(device, bytes))) account_refund(device, bytes);
 }
 
-/* Charge; if it does not fit, settle the device first and retry. */
+/* Charge; if it does not fit, settle the device and retry, then trim it and retry. */
 static inline bool hook_charge(int device, uint64_t bytes)
 {
     return LIKELY(account_charge_fast(device, bytes)) || account_charge(device, bytes) ||

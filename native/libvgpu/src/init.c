@@ -7,8 +7,10 @@
  * until then it stays charged, and another process reclaims the charge.
  * Locks taken here: none.
  */
+#include "bell.h"
 #include "compute.h"
 #include "context.h"
+#include "gate.h"
 #include "hook.h"
 #include "launch.h"
 #include "memory_array.h"
@@ -17,6 +19,7 @@
 #include "pointer.h"
 #include "pool.h"
 #include "vmm.h"
+#include "watch.h"
 
 /* In the order in which they are called. */
 static const struct hook_module modules[] HOOK_MODULES = {
@@ -24,11 +27,21 @@ static const struct hook_module modules[] HOOK_MODULES = {
     {.reset = pointer_reset, .forget_context = pointer_forget_context},
     {.reset = memory_array_reset, .forget_context = memory_array_forget_context},
     {.reset = memory_module_reset, .forget_context = memory_module_forget_context},
-    {.reset = pool_reset, .forget_context = pool_forget_context, .settle = pool_settle_device},
+    {.reset = pool_reset,
+     .forget_context = pool_forget_context,
+     .settle = pool_settle_device,
+     .trim = pool_trim_device},
     {.reset = memory_graph_reset, .settle = memory_graph_settle},
     {.reset = vmm_reset},
     {.reset = launch_reset},
+    {.reset = gate_reset},
 };
+
+static uint64_t tick(uint64_t now_ns)
+{
+    uint64_t bell_ns = bell_tick(now_ns), gate_ns = gate_tick(now_ns);
+    return bell_ns < gate_ns ? bell_ns : gate_ns;
+}
 
 static void lend_driver(void)
 {
@@ -53,6 +66,8 @@ HOOK_EXPORT CUresult cuInit(unsigned int flags)
     if (result != CUDA_SUCCESS) return result;
     lend_driver();
     account_when_cores_change(compute_limits_changed);
+    account_each_period(context_compare);
+    watch_use_ticker(tick);
     account_attach();
     return result;
 }

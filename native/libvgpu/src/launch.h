@@ -22,7 +22,7 @@ static inline bool launch_is_limited(void)
 /* The driver has waited for the device: read the samples that have ended. */
 void launch_settle(void);
 
-/* A new process image: look up the priority page again. */
+/* A new process image: look up the priority page again, and ring at the first launch. */
 void launch_reset(void);
 
 #endif

@@ -6,6 +6,7 @@
  * and a store to the process's own line. A graph counts as one piece of work. The default stream of the forms for
  * per-thread streams is given to the compute side under its own name.
  */
+#include "bell.h"
 #include "compute.h"
 #include "context.h"
 #include "hook.h"
@@ -16,6 +17,7 @@ static inline void count_launch(void)
 {
     uint64_t *launches = &account_own_slot()->launches;
     __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    bell_launched();
 }
 
 /* False: nothing limits this launch, the driver is called at once. */

@@ -18,8 +18,9 @@
 #define VGPU_ROOT "" /* another root directory, in tests only: nothing at run time can move these paths */
 #endif
 #define LIMITS_PATH VGPU_ROOT "/etc/hami/limits"
+#define LIMITS_SHARED VGPU_ROOT "/run/hami-priority" /* the agent mounts it together with this library */
 #define LIMITS_REGION_PATH VGPU_ROOT REGION_DIRECTORY "/" REGION_FILE_NAME
-#define LIMITS_REGION_PATH_DEFAULT "/tmp/cudevshr.cache" /* without the suffix */
+#define LIMITS_REGION_PATH_DEFAULT VGPU_ROOT "/tmp/cudevshr.cache" /* without the suffix */
 #define LIMITS_UNLIMITED UINT64_MAX
 #ifndef LIMITS_ORDINALS
 #define LIMITS_ORDINALS 16u /* devices of a region whose limits come from the environment, more if more are named */

@@ -9,7 +9,9 @@
 
 #include "context.h"
 #include "device.h"
+#include "gate.h"
 #include "hook.h"
+#include "piece.h"
 #include "pointer.h"
 #include "pool.h"
 
@@ -37,15 +39,34 @@ static bool is_free_of_charge(struct context_here *here, uint64_t bytes)
     return !context_here(here) || here->device < 0 || bytes > TABLE_BYTES_MAX;
 }
 
+/* The driver gives a large block whole pieces of the device. Their size is measured with the first blocks that show it. */
+static __attribute__((noinline)) CUresult allocate_large(CUdeviceptr *pointer, size_t bytes,
+                                                         const struct context_here *here)
+{
+    uint64_t charged = piece_round_block(here->device, bytes);
+    uint64_t before = 0, after = 0;
+    enum pointer_kind kind = POINTER_PLAIN;
+    if (!hook_charge(here->device, charged)) return CUDA_ERROR_OUT_OF_MEMORY;
+    bool measures = piece_wants_block(here->device, bytes) && context_own_use(here->cuda, &before);
+    uint64_t own = measures ? account_own_used(here->device) : 0;
+    CUresult result = DRIVER(cuMemAlloc_v2)(pointer, bytes);
+    if (measures && result == CUDA_SUCCESS && context_own_use(here->cuda, &after) &&
+        account_own_used(here->device) == own)
+        piece_learn_block(here->device, bytes, after - before);
+    if (result != CUDA_SUCCESS) result = pointer_spill(pointer, bytes, here, result, &kind);
+    return settle(result, *pointer, here, charged, kind);
+}
+
 HOOK_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     struct context_here here;
     enum pointer_kind kind = POINTER_PLAIN;
     hook_enter();
     if (UNLIKELY(!pointer || is_free_of_charge(&here, bytes))) return DRIVER(cuMemAlloc_v2)(pointer, bytes);
+    if (UNLIKELY(bytes > PIECE_LARGE)) return allocate_large(pointer, bytes, &here);
     if (UNLIKELY(!hook_charge(here.device, bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAlloc_v2)(pointer, bytes);
-    if (UNLIKELY(result != CUDA_SUCCESS)) result = pointer_spill(pointer, bytes, here.device, result, &kind);
+    if (UNLIKELY(result != CUDA_SUCCESS)) result = pointer_spill(pointer, bytes, &here, result, &kind);
     return settle(result, *pointer, &here, bytes, kind);
 }
 
@@ -54,15 +75,17 @@ HOOK_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     struct context_here here;
     hook_enter();
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAlloc)(pointer, bytes);
-    if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t charged = piece_round_block(here.device, bytes);
+    if (!hook_charge(here.device, charged)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAlloc)(pointer, bytes);
-    return settle(result, *pointer, &here, bytes, POINTER_PLAIN);
+    return settle(result, *pointer, &here, charged, POINTER_PLAIN);
 }
 
 HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     struct context_here here;
     hook_enter();
+    gate_bind();
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
@@ -82,9 +105,9 @@ static CUresult settle_pitch(CUresult result, CUdeviceptr pointer, const struct 
                              uint64_t pitch, uint64_t height, enum pointer_kind kind)
 {
     uint64_t bytes;
-    if (result != CUDA_SUCCESS || __builtin_mul_overflow(pitch, height, &bytes)) {
-        bytes = charged;
-    } else if (bytes < charged) {
+    bool is_known = result == CUDA_SUCCESS && !__builtin_mul_overflow(pitch, height, &bytes);
+    bytes = is_known ? piece_round_block(here->device, bytes) : charged;
+    if (bytes < charged) {
         account_refund(here->device, charged - bytes);
     } else if (bytes > charged && !hook_charge(here->device, bytes - charged)) {
         DRIVER(cuMemFree_v2)(pointer);
@@ -103,11 +126,12 @@ HOOK_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, siz
     hook_enter();
     if (!pointer || !pitch || !pitched(width, height, &bytes) || is_free_of_charge(&here, bytes))
         return DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    bytes = piece_round_block(here.device, bytes);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        result = pointer_spill(pointer, bytes, here.device, result, &kind);
-        if (result == CUDA_SUCCESS) *pitch = bytes / height;
+        result = pointer_spill(pointer, bytes, &here, result, &kind);
+        if (result == CUDA_SUCCESS) *pitch = (width + PITCH - 1) / PITCH * PITCH;
     }
     return settle_pitch(result, *pointer, &here, bytes, *pitch, height, kind);
 }
@@ -160,9 +184,10 @@ HOOK_EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
 
 void memory_view(int device, uint64_t real_total, uint64_t *total, uint64_t *free)
 {
+    account_reclaim();
     uint64_t limit = account_limit(device);
     uint64_t used = account_used(device);
-    *total = limit < real_total ? limit : real_total;
+    *total = limit <= real_total || pointer_may_exceed(device) ? limit : real_total;
     *free = used < *total ? *total - used : 0;
 }
 

@@ -8,6 +8,7 @@
  *
  * Then the charge is corrected to the bytes that the image has taken, less those that this process was charged meanwhile.
  * The driver does not report them. The first of these that is known counts:
+ *   - the most that the header gives, if that is less than SMALL_IMAGE: programs load hundreds of those;
  *   - the growth of this process in NVML's list around the load;
  *   - the most that the header gives;
  *   - the fall of the driver's free memory, at most MODULE_MOST or the first charge, because neighbors change it too.
@@ -25,6 +26,8 @@
 
 #define MODULE_MOST (UINT64_C(1) << 30)
 #define FUNCTIONS 256
+#define SMALL_IMAGE                                                                                                    \
+    (UINT64_C(4) << 20) /* by its bound: not worth two lists of NVML, which take a millisecond and more */
 
 static struct table modules; /* modules and libraries: both are addresses in the driver */
 
@@ -85,7 +88,8 @@ static bool begin(struct measure *measure, const struct origin *origin)
     if (measure->charged && !context_charge(measure->here.device, measure->charged)) {
         if (size.is_bound || !charge_part(measure, &size)) return false;
     }
-    measure->listed = context_own_use(measure->here.cuda, &measure->used);
+    bool is_small = size.is_bound && size.likely < SMALL_IMAGE;
+    measure->listed = !is_small && context_own_use(measure->here.cuda, &measure->used);
     measure->active = measure->listed || measure->bounded || device_use(&measure->used);
     if (measure->active) measure->own = account_own_used(measure->here.device);
     return true;

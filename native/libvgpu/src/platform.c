@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define NS_PER_S UINT64_C(1000000000)
-#define STACK_BYTES ((size_t)256 * 1024)
+#define STACK_BYTES ((size_t)1024 * 1024) /* NVML is called on it */
 
 static void *(*resolver)(const char *);
 static int said_level = 1;
@@ -88,6 +88,13 @@ uint64_t platform_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+uint64_t platform_recent_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 

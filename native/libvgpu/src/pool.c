@@ -3,15 +3,18 @@
  * See pool.h. Hooks: stream-ordered allocation and release, pools, and the calls at which pools give memory back.
  *
  * A request during stream capture becomes a node of a graph and is charged as such.
- * Locks taken here: one for the pools' figures, for a few instructions; the driver is never called under it.
+ * Locks taken here: one for the pools' figures, for a few instructions; the driver is never called under it. Pools are found
+ * without it: an entry is reused only after its pool was destroyed, and its handle is written last.
  */
 #include "pool.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
+#include "bell.h"
 #include "context.h"
 #include "device.h"
+#include "gate.h"
 #include "hook.h"
 #include "launch.h"
 #include "memory_graph.h"
@@ -19,18 +22,26 @@
 #include "pointer.h"
 
 #define POOLS 255u
+#define DEVICES 64 /* CUDA ordinals */
 
 struct pool {
     _Atomic(CUmemoryPool) handle; /* NULL: free; written last */
     _Atomic(int) device;          /* index in the limits, -1: host memory or a device without limits */
     _Atomic(bool) destroyed;      /* by the application; lives on while memory of it is held */
     uint32_t flying;              /* requests on their way */
+    uint64_t seen;                /* reserved, when it was last learnt from */
     uint64_t live;                /* requested and not freed, requests on their way included */
     uint64_t charged;             /* >= live; >= live in whole pieces while requests are on their way */
 };
 
 static struct pool pools[POOLS];
 static _Atomic(uint32_t) pools_locked;
+/* For each CUDA ordinal the pool of requests that name none: its number, and above it the round in which the driver said so. A
+   new round begins with whatever may change that. */
+#define NUMBER_BITS 8u
+static _Atomic(uint64_t) current_pools[DEVICES];
+static _Atomic(uint64_t) current_round = 1;
+
 static _Atomic(bool) slack; /* some pool may release memory that it keeps, or has: charged > live */
 
 static bool reserved_of(CUmemoryPool handle, uint64_t *bytes)
@@ -42,8 +53,18 @@ static bool reserved_of(CUmemoryPool handle, uint64_t *bytes)
     return true;
 }
 
+/* Number of a pool that was entered; POOLS: it was not. */
+static uint32_t pool_find(CUmemoryPool handle)
+{
+    uint32_t number = 0;
+    while (number < POOLS && (atomic_load_explicit(&pools[number].handle, memory_order_acquire) != handle ||
+                              atomic_load_explicit(&pools[number].destroyed, memory_order_relaxed)))
+        number++;
+    return number;
+}
+
 /* Number of the pool, entered with its device if it is new; POOLS: no room, it stays uncounted. */
-static uint32_t pool_number(CUmemoryPool handle, int device)
+static uint32_t pool_enter(CUmemoryPool handle, int device)
 {
     uint32_t unused = POOLS, number = POOLS;
     spin_lock(&pools_locked);
@@ -55,6 +76,7 @@ static uint32_t pool_number(CUmemoryPool handle, int device)
         number = unused;
         pools[number].live = pools[number].charged = 0;
         pools[number].flying = 0;
+        pools[number].seen = 0;
         pools[number].destroyed = false;
         pools[number].device = device;
         pools[number].handle = handle;
@@ -63,15 +85,26 @@ static uint32_t pool_number(CUmemoryPool handle, int device)
     return number;
 }
 
+/* The end of a request: it is not on its way any more, and `failed` bytes of it are not live. */
+struct landing {
+    uint32_t requests;
+    uint64_t failed;
+};
+
 /* Bring `charged` to what the driver has reserved. `strict`: growth that does not fit is not charged; false then. */
-static bool pool_settle(uint32_t number, bool strict, bool *refunded)
+static bool pool_land(uint32_t number, struct landing landing, bool strict, bool *refunded)
 {
     uint64_t reserved = 0;
     struct pool *pool = &pools[number];
     bool fits = true;
     bool known = !pool->destroyed && reserved_of(pool->handle, &reserved);
-    if (known && reserved > pool->live) piece_learn(pool->device, reserved);
     spin_lock(&pools_locked);
+    if (known && reserved > pool->live && reserved != pool->seen) {
+        pool->seen = reserved;
+        piece_learn(pool->device, reserved);
+    }
+    pool->flying -= landing.requests;
+    pool->live -= landing.failed;
     uint64_t target = pool->flying ? piece_round(pool->device, pool->live) : pool->live;
     if (known && reserved > target) target = reserved;
     if (target > pool->charged) {
@@ -89,11 +122,29 @@ static bool pool_settle(uint32_t number, bool strict, bool *refunded)
     return fits;
 }
 
+static bool pool_settle(uint32_t number, bool strict, bool *refunded)
+{
+    return pool_land(number, (struct landing){0}, strict, refunded);
+}
+
 bool pool_settle_device(int device)
 {
     bool refunded = false;
     for (uint32_t i = 0; i < POOLS; i++)
         if (pools[i].handle && pools[i].device == device) pool_settle(i, false, &refunded);
+    return refunded;
+}
+
+bool pool_trim_device(int device)
+{
+    bool refunded = false;
+    for (uint32_t i = 0; i < POOLS; i++) {
+        if (!pools[i].handle || pools[i].device != device || pools[i].destroyed) continue;
+        spin_lock(&pools_locked);
+        bool keeps = pools[i].charged > pools[i].live;
+        spin_unlock(&pools_locked);
+        if (keeps && DRIVER(cuMemPoolTrimTo)(pools[i].handle, 0) == CUDA_SUCCESS) pool_settle(i, false, &refunded);
+    }
     return refunded;
 }
 
@@ -104,9 +155,8 @@ void pool_settle_if_slack(int device)
 }
 
 /* A pool of another device may still keep its memory: settling sets `slack` again. */
-static void settle_after_wait(void)
+static void settle_slack(void)
 {
-    launch_settle();
     if (LIKELY(!atomic_load_explicit(&slack, memory_order_relaxed))) return;
     atomic_store_explicit(&slack, false, memory_order_relaxed);
     for (uint32_t i = 0; i < POOLS; i++)
@@ -144,10 +194,16 @@ static void nothing_more(uint64_t key, const struct held *held, void *into)
     (void)into;
 }
 
+static void begin_round(void)
+{
+    atomic_fetch_add_explicit(&current_round, 1, memory_order_release);
+}
+
 void pool_forget_context(const struct hook_context *ended)
 {
     int device = ended->device;
     if (!ended->primary) return;
+    begin_round();
     for (uint32_t i = 0; i < POOLS; i++) {
         cuuint64_t used = 1;
         if (!pools[i].handle || pools[i].device != device) continue;
@@ -166,6 +222,7 @@ void pool_reset(void)
 {
     memset(pools, 0, sizeof pools);
     atomic_store(&pools_locked, 0);
+    begin_round();
     atomic_store(&slack, false);
 }
 
@@ -173,6 +230,7 @@ void pool_reset(void)
 
 static bool is_capturing(CUstream stream, bool per_thread)
 {
+    if ((!stream && !per_thread) || stream == CU_STREAM_LEGACY) return false; /* cannot be captured */
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result =
         per_thread ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
@@ -196,19 +254,16 @@ static bool pool_charge(uint32_t number, uint64_t bytes)
     return fits;
 }
 
-static void pool_landed(uint32_t number)
+/* Of a pool that was not seen being made, such as the default one of the host; drivers before CUDA 13 do not say, and have no
+   such pools. */
+static bool pool_is_on_host(CUmemoryPool handle)
 {
-    spin_lock(&pools_locked);
-    pools[number].flying--;
-    spin_unlock(&pools_locked);
-}
-
-static void pool_uncharge(uint32_t number, uint64_t bytes)
-{
-    spin_lock(&pools_locked);
-    pools[number].live -= bytes;
-    spin_unlock(&pools_locked);
-    pool_settle(number, false, NULL);
+    int type = CU_MEM_ALLOCATION_TYPE_MANAGED;
+    int location = CU_MEM_LOCATION_TYPE_DEVICE;
+    return DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) == CUDA_SUCCESS &&
+           type != CU_MEM_ALLOCATION_TYPE_MANAGED &&
+           DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &location) == CUDA_SUCCESS &&
+           location != CU_MEM_LOCATION_TYPE_DEVICE && location != CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN;
 }
 
 struct request {
@@ -242,10 +297,28 @@ static void give_up(const struct request *request, CUmemoryPool pool)
     DRIVER(cuMemPoolTrimTo)(pool, 0);
 }
 
+static uint32_t number_of(CUmemoryPool handle, const struct context_here *here)
+{
+    uint32_t number = pool_find(handle);
+    return LIKELY(number < POOLS) ? number : pool_enter(handle, pool_is_on_host(handle) ? -1 : here->device);
+}
+
+static uint32_t current_number(const struct context_here *here)
+{
+    CUmemoryPool handle;
+    uint64_t round = atomic_load_explicit(&current_round, memory_order_acquire);
+    if ((unsigned int)here->cuda >= DEVICES) return POOLS;
+    uint64_t known = atomic_load_explicit(&current_pools[here->cuda], memory_order_relaxed);
+    if (LIKELY(known >> NUMBER_BITS == round)) return (uint32_t)(known & POOLS);
+    if (DRIVER(cuDeviceGetMemPool)(&handle, here->cuda) != CUDA_SUCCESS) return POOLS;
+    uint32_t number = number_of(handle, here);
+    atomic_store_explicit(&current_pools[here->cuda], round << NUMBER_BITS | number, memory_order_relaxed);
+    return number;
+}
+
 static CUresult allocate(const struct request *request)
 {
     struct context_here here;
-    CUmemoryPool pool = request->pool;
     enum pointer_kind kind = POINTER_POOLED;
     hook_enter();
     if (!request->pointer || request->bytes > TABLE_BYTES_MAX ||
@@ -255,28 +328,29 @@ static CUresult allocate(const struct request *request)
         memory_graph_seen();
         return ask_driver(request);
     }
-    if (!pool && DRIVER(cuDeviceGetMemPool)(&pool, here.cuda) != CUDA_SUCCESS) return ask_driver(request);
-    uint32_t number = pool_number(pool, here.device);
-    if (number == POOLS || pools[number].device < 0) return ask_driver(request);
+    uint32_t number = request->pool ? number_of(request->pool, &here) : current_number(&here);
+    if (UNLIKELY(number == POOLS || pools[number].device < 0)) return ask_driver(request);
     int device = pools[number].device;
-    if (!pool_charge(number, request->bytes) && !(hook_settle(device) && pool_charge(number, request->bytes)))
+    if (UNLIKELY(!pool_charge(number, request->bytes)) &&
+        !(hook_settle(device) && pool_charge(number, request->bytes)) &&
+        !(hook_trim(device) && pool_charge(number, request->bytes)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = ask_driver(request);
-    pool_landed(number);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && pointer_may_spill(device)) {
+    if (UNLIKELY(result != CUDA_SUCCESS)) {
+        pool_land(number, (struct landing){1, request->bytes}, false, NULL);
+        if (result != CUDA_ERROR_OUT_OF_MEMORY || !pointer_may_spill(device, here.cuda, request->bytes)) return result;
         /* Managed memory is charged by request, not as part of the pool. */
-        pool_uncharge(number, request->bytes);
         if (!hook_charge(device, request->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-        result = pointer_spill(request->pointer, request->bytes, device, result, &kind);
-        if (result != CUDA_SUCCESS) account_refund(device, request->bytes);
-    } else if (result != CUDA_SUCCESS) {
-        pool_uncharge(number, request->bytes);
-    } else if (!pool_settle(number, true, NULL)) {
-        give_up(request, pool);
-        pool_uncharge(number, request->bytes);
+        result = pointer_spill(request->pointer, request->bytes, &here, result, &kind);
+        if (result != CUDA_SUCCESS) {
+            account_refund(device, request->bytes);
+            return result;
+        }
+    } else if (UNLIKELY(!pool_land(number, (struct landing){1, 0}, true, NULL))) {
+        give_up(request, pools[number].handle);
+        pool_land(number, (struct landing){0, request->bytes}, false, NULL);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (result != CUDA_SUCCESS) return result;
     struct held held = {.bytes = request->bytes & TABLE_BYTES_MAX,
                         .device = (uint64_t)device & 0x3f,
                         .kind = kind & 7,
@@ -343,19 +417,29 @@ HOOK_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 
 /* --- pools --- */
 
-static int pool_location(const CUmemPoolProps *properties)
+/* The device that is charged; false: the one of the first request from the pool. */
+static bool pool_location(const CUmemPoolProps *properties, int *device)
 {
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return device_limits(properties->location.id);
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        return device_limits(properties->location.id & 0xff);
-    return -1;
+    struct context_here here;
+    *device = -1;
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        *device = device_limits(properties->location.id);
+    else if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        *device = device_limits(properties->location.id & 0xff);
+    else if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && context_here(&here))
+        *device = here.device; /* managed memory may be on any device, wherever it prefers to be */
+    else
+        return properties->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED;
+    return true;
 }
 
 HOOK_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
     hook_enter();
+    if (properties && properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED) gate_bind();
     CUresult result = DRIVER(cuMemPoolCreate)(pool, properties);
-    if (result == CUDA_SUCCESS && pool && properties) pool_number(*pool, pool_location(properties));
+    int device;
+    if (result == CUDA_SUCCESS && pool && properties && pool_location(properties, &device)) pool_enter(*pool, device);
     return result;
 }
 
@@ -369,6 +453,7 @@ HOOK_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (number < POOLS) pools[number].destroyed = true;
     spin_unlock(&pools_locked);
     CUresult result = DRIVER(cuMemPoolDestroy)(pool);
+    begin_round(); /* the device goes back to its default pool */
     if (number == POOLS) return result;
     if (result != CUDA_SUCCESS)
         pools[number].destroyed = false;
@@ -377,19 +462,40 @@ HOOK_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     return result;
 }
 
+HOOK_EXPORT CUresult cuDeviceSetMemPool(CUdevice device_number, CUmemoryPool pool)
+{
+    CUresult result = DRIVER(cuDeviceSetMemPool)(device_number, pool);
+    begin_round();
+    return result;
+}
+
+HOOK_EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    CUresult result = DRIVER(cuMemSetMemPool)(location, type, pool);
+    begin_round();
+    return result;
+}
+
 HOOK_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     hook_enter();
     CUresult result = DRIVER(cuMemPoolTrimTo)(pool, keep);
     atomic_store_explicit(&slack, true, memory_order_relaxed);
-    settle_after_wait();
+    settle_slack();
     return result;
 }
 
 /* --- where pools release memory --- */
 
+static void settle_after_wait(void)
+{
+    launch_settle();
+    settle_slack();
+}
+
 HOOK_EXPORT CUresult cuCtxSynchronize(void)
 {
+    bell_waits();
     CUresult result = DRIVER(cuCtxSynchronize)();
     settle_after_wait();
     return result;
@@ -397,6 +503,7 @@ HOOK_EXPORT CUresult cuCtxSynchronize(void)
 
 HOOK_EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
 {
+    bell_waits();
     CUresult result = DRIVER(cuCtxSynchronize_v2)(context);
     settle_after_wait();
     return result;
@@ -404,6 +511,7 @@ HOOK_EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
 
 HOOK_EXPORT CUresult cuEventSynchronize(CUevent event)
 {
+    bell_waits();
     CUresult result = DRIVER(cuEventSynchronize)(event);
     settle_after_wait();
     return result;
@@ -411,6 +519,7 @@ HOOK_EXPORT CUresult cuEventSynchronize(CUevent event)
 
 HOOK_EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
+    bell_waits();
     CUresult result = DRIVER(cuStreamSynchronize)(stream);
     settle_after_wait();
     return result;
@@ -418,6 +527,7 @@ HOOK_EXPORT CUresult cuStreamSynchronize(CUstream stream)
 
 HOOK_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
+    bell_waits();
     CUresult result = DRIVER(cuStreamSynchronize_ptsz)(stream);
     settle_after_wait();
     return result;

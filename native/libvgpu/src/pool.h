@@ -35,7 +35,11 @@ static inline bool pool_remember(uint64_t pointer, struct held held)
 /* Query what the pools of a device have reserved; true: something was refunded. */
 bool pool_settle_device(int device);
 
-/* The same if a pool may hold less than is charged for it. One load otherwise. */
+/* Have the driver release what the pools of a device keep unused; true: something was refunded. Before a request is refused:
+   the release threshold is there for speed, and an error costs more. */
+bool pool_trim_device(int device);
+
+/* As pool_settle_device if a pool may hold less than is charged for it. One load otherwise. */
 void pool_settle_if_slack(int device);
 
 /* If a primary context was reset, forget pointers of its pools that the driver does not hold any more. */

@@ -11,6 +11,8 @@
 
 enum { READ_TRIES = 64 };
 
+static const struct priority_page *kept;
+
 const struct priority_page *priority_open(const char *path)
 {
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -34,6 +36,22 @@ const struct priority_page *priority_open(const char *path)
 void priority_close(const struct priority_page *page)
 {
     if (page != NULL) munmap((void *)(uintptr_t)page, sizeof *page);
+}
+
+const struct priority_page *priority_known_page(void)
+{
+    return __atomic_load_n(&kept, __ATOMIC_ACQUIRE);
+}
+
+const struct priority_page *priority_page(void)
+{
+    const struct priority_page *page = priority_known_page();
+    if (page != NULL) return page;
+    const struct priority_page *fresh = priority_open(PRIORITY_PATH);
+    if (fresh == NULL || __atomic_compare_exchange_n(&kept, &page, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return fresh;
+    priority_close(fresh);
+    return page;
 }
 
 const struct priority_device *priority_device(const struct priority_page *page, const char *uuid)

@@ -49,7 +49,8 @@ struct region_control {
     uint64_t reclaim_after_ns; /* the process that advances this looks for dead ones */
     uint64_t reclaimed;        /* slots reclaimed from dead processes, for metrics */
     uint64_t errors;           /* refunds of more than was used, for metrics */
-    uint64_t reserved[5];
+    uint64_t touched_ns;       /* when calls of the driver were last seen, by a process behind a gate (gate.h) */
+    uint64_t reserved[4];
 };
 
 /* {slack, leased, version, tight}: see the protocol. Used is `leased - slack`. The lease changes by 16-byte
@@ -105,7 +106,7 @@ struct region_slot {
     uint64_t refusals;
     uint64_t device_time_ns; /* measured or estimated, all devices */
     uint64_t waited_ns;
-    uint64_t reserved;
+    uint64_t idle_launches; /* `launches` when the process declared itself idle, see bell.h */
 };
 
 #define REGION_NO_SLOT 0xffffu
@@ -131,20 +132,24 @@ struct region_device {
     /* Bytes that the driver was seen to take, so that the next process can charge them first; 0: not seen yet. */
     uint64_t context_cost;
     uint64_t pool_piece;
-    uint64_t reserved0[3];
+    uint64_t block_piece;
+    uint64_t reserved0[2];
     /* compute: own cache line, see budget.h */
     uint64_t paid_until_ns;
     uint32_t budget_futex;
     uint32_t reserved1;
     uint64_t drawn_ns;
-    uint64_t roster; /* processes that launch in this round and the last one, see core_siblings */
-    uint64_t reserved2[4];
+    uint64_t roster;        /* processes that launch in this round and the last one, see core_siblings */
+    uint64_t starved_ns;    /* time for which processes waited for higher priorities beyond the first second */
+    uint64_t pass_after_ns; /* when a blocked process may next pass a part, see compute.c */
+    uint64_t reserved2[2];
     char uuid[REGION_UUID]; /* text, zero-terminated; empty: known by its CUDA ordinal only */
 };
 
 _Static_assert(sizeof(struct region_header) == 64, "header");
 _Static_assert(offsetof(struct region_header, checksum) == 56, "checksum");
 _Static_assert(sizeof(struct region_control) == REGION_LINE, "control is one line");
+_Static_assert(offsetof(struct region_control, touched_ns) == 24, "touched");
 _Static_assert(sizeof(struct region_share) == REGION_LINE, "share is one line");
 _Static_assert(offsetof(struct region_share, intent_version) == 16, "intent");
 _Static_assert(offsetof(struct region_share, context_bytes) == 48, "parts");
@@ -153,6 +158,8 @@ _Static_assert(offsetof(struct region_slot, last_launch_ns) == 16, "owner");
 _Static_assert(sizeof(struct region_device) == (size_t)3 * REGION_LINE, "device");
 _Static_assert(offsetof(struct region_device, paid_until_ns) == REGION_LINE, "compute line");
 _Static_assert(offsetof(struct region_device, roster) == REGION_LINE + 24, "roster");
+_Static_assert(offsetof(struct region_device, starved_ns) == REGION_LINE + 32, "starved");
+_Static_assert(offsetof(struct region_slot, idle_launches) == 56, "idle");
 _Static_assert(offsetof(struct region_device, uuid) == (size_t)2 * REGION_LINE, "uuid line");
 
 /* A region mapped into this process. Values of the header when it was checked; the header is not read again. */

@@ -17,9 +17,9 @@ struct row {
 /* In the order of their names, as symbols.def lists them. */
 static const struct row rows[SYMBOL_HOOKS] = {
 #define CUDA_HOOK(result, name, parameters, arguments, since, class, why)                                              \
-    [SYMBOL_##name] = {#name, (void *)name, SYMBOL_CUDA_SONAME},
+    [SYMBOL_##name] = {#name, (void *)exported_##name, SYMBOL_CUDA_SONAME},
 #define NVML_HOOK(result, name, parameters, arguments, class, why)                                                     \
-    [SYMBOL_##name] = {#name, (void *)name, SYMBOL_NVML_SONAME},
+    [SYMBOL_##name] = {#name, (void *)exported_##name, SYMBOL_NVML_SONAME},
 #include "symbols.def"
 };
 
@@ -54,17 +54,17 @@ bool resolve_is_loaded(int number)
     return object_find(rows[number].soname, &object);
 }
 
-/* The hook that answers for this function of the driver or NVML; the function itself if there is none. */
-static void *hook_of(void *function)
+/* The hook that answers for what the driver has found; the function itself if there is none. */
+static void *hook_of(const char *name, void *function, cuuint64_t flags)
 {
-    int number = symbol_of(function);
+    int number = symbol_of(name, function, flags);
     return number < 0 ? function : rows[number].hook;
 }
 
 HOOK_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags)
 {
     CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    if (result == CUDA_SUCCESS && function && *function) *function = hook_of(*function);
+    if (result == CUDA_SUCCESS && function && *function) *function = hook_of(name, *function, flags);
     return result;
 }
 
@@ -72,6 +72,6 @@ HOOK_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int 
                                          CUdriverProcAddressQueryResult *status)
 {
     CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-    if (result == CUDA_SUCCESS && function && *function) *function = hook_of(*function);
+    if (result == CUDA_SUCCESS && function && *function) *function = hook_of(name, *function, flags);
     return result;
 }

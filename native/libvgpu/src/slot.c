@@ -53,6 +53,7 @@ static bool take(const struct region *region, uint32_t slot, const union region_
     atomic_store8(&line->refusals, 0);
     atomic_store8(&line->device_time_ns, 0);
     atomic_store8(&line->waited_ns, 0);
+    atomic_store8(&line->idle_launches, 0);
     for (uint32_t device = 0; device < region->device_count; device++) {
         struct region_share *share = lease_share(region, device, slot);
         atomic_store8(&share->context_bytes, 0);

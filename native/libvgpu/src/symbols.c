@@ -11,10 +11,14 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "object.h"
 #include "platform.h"
+
+#define NAME_MOST 64u
+#define LISTED_RANK (1 << 20) /* more than any version makes */
 
 /* As in <nvml.h>; not part of what the hooks need. */
 #define NVML_ERROR_LIBRARY_NOT_FOUND ((nvmlReturn_t)12)
@@ -121,11 +125,14 @@ static cuuint64_t base_name(const char *name, char *base, size_t size)
     return flags;
 }
 
+/* Forms that the driver does not know yet are left out: it would hand out an older one for them. */
 static void ask_driver(void)
 {
+    int version = 0;
+    if (DRIVER(cuDriverGetVersion)(&version) != CUDA_SUCCESS) return;
     for (int i = 0; i < SYMBOL_HOOKS; i++) {
-        if (!rows[i].since) continue;
-        char base[64];
+        if (!rows[i].since || rows[i].since > version) continue;
+        char base[NAME_MOST];
         cuuint64_t flags = base_name(rows[i].name, base, sizeof base);
         void *function = NULL;
         CUdriverProcAddressQueryResult status;
@@ -174,12 +181,52 @@ bool symbol_find_nvml(bool load)
 {
     return resolve(&nvml_state, true, load);
 }
-int symbol_of(const void *function)
+
+static bool is_form_of(int number, const char *base, cuuint64_t *flags)
 {
-    for (int i = 0; i < SYMBOL_HOOKS; i++) {
-        if (function == atomic_load_explicit(&symbol_pointers[i], memory_order_relaxed) ||
-            function == atomic_load_explicit(&handed_out[i], memory_order_relaxed))
-            return i;
+    char own[NAME_MOST];
+    *flags = base_name(rows[number].name, own, sizeof own);
+    return strcmp(own, base) == 0;
+}
+
+/* The driver exports this function under the name, in some form: it is the name's own. */
+static bool is_own_function(const char *base, const void *function)
+{
+    static const char *const forms[] = {"", "_v2", "_v3", "_v4", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds", "_v3_ptsz"};
+    struct object object;
+    char name[NAME_MOST + sizeof "_v2_ptsz"];
+    if (!object_find(SYMBOL_CUDA_SONAME, &object)) return true;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        (void)snprintf(name, sizeof name, "%s%s", base, forms[i]);
+        if (object_function(&object, name) == function) return true;
     }
-    return -1;
+    return false;
+}
+
+/* The addresses of the symbol table count first: an older driver hands out an older form for versions that it does not know.
+   A name may also lead to the function of another one: since CUDA 12 cuGraphInstantiate is cuGraphInstantiateWithFlags. */
+int symbol_of(const char *name, const void *function, cuuint64_t flags)
+{
+    char base[NAME_MOST];
+    int found = -1, foreign = -1;
+    int best = -1;
+    (void)base_name(name, base, sizeof base);
+    for (int i = 0; i < SYMBOL_HOOKS; i++) {
+        cuuint64_t own_flags;
+        bool listed = function == atomic_load_explicit(&symbol_pointers[i], memory_order_relaxed);
+        if (!listed && function != atomic_load_explicit(&handed_out[i], memory_order_relaxed)) continue;
+        if (!is_form_of(i, base, &own_flags)) {
+            if (listed) foreign = i;
+            continue;
+        }
+        bool is_per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+        bool same_stream = is_per_thread == (own_flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
+        int rank = (listed ? LISTED_RANK : 0) + 2 * rows[i].since + same_stream;
+        if (rank > best) {
+            best = rank;
+            found = i;
+        }
+    }
+    if (found < 0 && foreign >= 0 && !is_own_function(base, function)) return foreign;
+    return found;
 }

@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 
 #include "device.h"
+#include "gate.h"
 #include "hook.h"
 
 /* Smallest granularity of device mappings; cuMemUnmap may cover several of them. */
@@ -189,7 +190,10 @@ HOOK_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory,
     int device = -1;
     if (memory && descriptor && descriptor->size <= TABLE_BYTES_MAX && DRIVER(cuCtxGetDevice)(&cuda) == CUDA_SUCCESS)
         device = device_limits(cuda);
-    if (device < 0) return DRIVER(cuImportExternalMemory)(memory, descriptor);
+    if (device < 0) {
+        gate_bind();
+        return DRIVER(cuImportExternalMemory)(memory, descriptor);
+    }
     uint64_t bytes = descriptor->size;
     if (!hook_charge(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuImportExternalMemory)(memory, descriptor);
@@ -197,6 +201,7 @@ HOOK_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory,
         account_refund(device, bytes);
         return result;
     }
+    gate_bind();
     struct held held = {.bytes = bytes & TABLE_BYTES_MAX, .device = (uint64_t)device & 0x3f};
     hook_remember(&imports, (uintptr_t)*memory, held);
     return result;

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "bell.h"
 #include "compute_core.h"
 #include "priority.h"
 
@@ -179,7 +180,7 @@ static void slices_do_not_count(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 200 == 7 ? 2020000 : 20000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, i % 200 == 7 ? 2020000 : 20000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns >= 20000 && estimate->charge_ns < 24000);
 }
 
@@ -187,7 +188,7 @@ static void varying_work_counts_in_full_when_alone(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 2 ? 1000000 : 9000000, 1, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, i % 2 ? 1000000 : 9000000, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns > 4000000 && estimate->charge_ns < 6000000);
 }
 
@@ -195,7 +196,7 @@ static void varying_work_cannot_hide_behind_its_shortest(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 10 ? 9000000 : 100000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, i % 10 ? 9000000 : 100000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns > 3500000);
 }
 
@@ -203,7 +204,7 @@ static void rare_clean_runs_are_remembered(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 400; i++)
-        estimate_sample(estimate, i % 60 == 59 ? 20000000 : 38000000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, i % 60 == 59 ? 20000000 : 38000000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns >= 19000000 && estimate->charge_ns < 26000000);
 }
 
@@ -211,12 +212,12 @@ static void change_is_followed(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 1000; i++)
-        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     for (int i = 0; i < 40; i++)
-        estimate_sample(estimate, 1000000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, 1000000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns > 900000 && estimate->charge_ns < 1100000);
     for (int i = 0; i < 40; i++)
-        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate->charge_ns < 20000);
 }
 
@@ -231,7 +232,7 @@ static void unknown_work_grows_dear_and_is_settled(void)
         sum += charge;
         last = charge;
     }
-    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE);
+    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     CLAIM(estimate_unknown_owed(estimate, CORE_OVERLAP_ONE) == 5000000 - (int64_t)sum);
     CLAIM(estimate_unknown_owed(estimate, CORE_OVERLAP_ONE) == 0);
 }
@@ -240,7 +241,7 @@ static void forgotten_functions_start_anew(void)
 {
     struct estimate *estimate = fresh(&broken);
     uint32_t generation = estimate->generation;
-    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE);
+    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     estimate_forget(&all, &broken);
     CLAIM(estimate_find(&all, &broken, estimate_shape(1000, 256, false)) == NULL);
     struct estimate *again = fresh(&broken);
@@ -269,7 +270,7 @@ static void samples_are_irregular_and_as_many_as_planned(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 1000; i++)
-        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     int sampled = 0;
     int steps[2] = {0, 0};
     int last = 0;
@@ -305,7 +306,7 @@ static void little_is_queued_until_the_device_is_seen_to_begin(void)
     struct core_terms terms = {.budget = at(50), .tenants = 1};
     struct estimate *estimate = estimate_add(&device.estimates, &broken, 1);
     for (int i = 0; i < 20; i++)
-        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE);
+        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
     struct core_admission admission;
     struct core_sample first;
     int launched = 0;
@@ -329,6 +330,129 @@ static void little_is_queued_until_the_device_is_seen_to_begin(void)
     core_runs(&device, &first, now, &terms);
     core_ended(&device, &first, now, 0, 10000, &terms);
     CLAIM(core_ask(&device, now + MS, &terms, &admission) == 0);
+}
+
+/* Device time that goes at once, without a sign of life from the device. */
+static uint64_t queued_beside_a_rival(uint64_t kernel_ns, int streams, bool rival)
+{
+    static struct core_device device;
+    uint64_t word = 0;
+    core_init(&device, &word);
+    struct core_terms terms = {.budget = at(100), .tenants = 2, .rival = rival};
+    terms.budget.lead_ns = terms.budget.period_ns;
+    struct estimate *estimate = estimate_add(&device.estimates, &broken, 1);
+    for (int i = 0; i < 20; i++)
+        estimate_sample(estimate, kernel_ns, 1, 0, ESTIMATE_CROWD_ONE, PRESENCE_SLICE_NS);
+    struct core_admission admission;
+    uint64_t queued = 0;
+    for (int i = 0; i < 10000; i++) {
+        core_note_stream(&device, (char *)&device + 1 + i % streams);
+        if (core_begin(&device, NOW, &terms, estimate, &admission) > 0) break;
+        queued += kernel_ns;
+    }
+    return queued;
+}
+
+static void little_is_queued_beside_a_higher_priority(void)
+{
+    for (int streams = 1; streams <= 2; streams++) {
+        CLAIM(queued_beside_a_rival(20000, streams, true) <= 2 * CORE_RIVAL_PART_NS);
+        CLAIM(queued_beside_a_rival(100000, streams, true) <= 2 * CORE_RIVAL_PART_NS + 100000);
+        CLAIM(queued_beside_a_rival(5 * MS, streams, true) <= 10 * MS);
+        CLAIM(queued_beside_a_rival(100000, streams, false) >= CORE_AHEAD_MIN_NS / 2);
+    }
+}
+
+static void hold_follows_the_gaps(void)
+{
+    struct bell_gaps gaps = {0};
+    CLAIM(bell_hold(&gaps, NOW) == BELL_HOLD_LEAST_NS);
+    for (int i = 0; i < 40; i++)
+        bell_note_gap(&gaps, NOW, 2 * MS);
+    bell_note_gap(&gaps, NOW, 8 * MS);
+    bell_note_gap(&gaps, NOW, 7 * MS);
+    CLAIM(bell_hold(&gaps, NOW) == 8 * MS); /* two of 32 are beyond the percentile */
+    bell_note_gap(&gaps, NOW, 6 * MS);
+    CLAIM(bell_hold(&gaps, NOW) == 24 * MS);
+    bell_note_gap(&gaps, NOW, BELL_GAP_MOST_NS + 1);
+    CLAIM(bell_hold(&gaps, NOW) == 24 * MS);
+    CLAIM(bell_hold(&gaps, NOW + BELL_GAP_KEPT_NS + 1) == BELL_HOLD_LEAST_NS);
+}
+
+/* After so many probes, of which `seen` in ten were answered at once. */
+static struct presence after_probes(int probes, int seen, enum presence_company company)
+{
+    struct presence presence = {0};
+    uint64_t now = NOW;
+    for (int i = 0; i < probes; i++) {
+        presence_posted(&presence, now);
+        now += MS;
+        presence_verdict(&presence, presence.posted_ns + PRESENCE_VERDICT_NS, i % 10 < seen, 0, company);
+    }
+    return presence;
+}
+
+static void implausible_answers_are_not_used(void)
+{
+    CLAIM(after_probes(PRESENCE_JUDGED, 9, PRESENCE_NO_OTHER).implausible);
+    CLAIM(!after_probes(PRESENCE_JUDGED - 1, 9, PRESENCE_NO_OTHER).implausible);
+    CLAIM(!after_probes(4 * PRESENCE_JUDGED, 10, PRESENCE_NO_OTHER).implausible);
+    CLAIM(after_probes(PRESENCE_JUDGED, 10, PRESENCE_BUSY_OTHER).implausible);
+    CLAIM(!after_probes(4 * PRESENCE_JUDGED, 8, PRESENCE_BUSY_OTHER).implausible);
+    CLAIM(!after_probes(4 * PRESENCE_JUDGED, 3, PRESENCE_UNKNOWN).implausible);
+    CLAIM(!after_probes(4 * PRESENCE_JUDGED, 10, PRESENCE_UNKNOWN).implausible);
+    struct presence presence = after_probes(4 * PRESENCE_JUDGED, 10, PRESENCE_BUSY_OTHER);
+    CLAIM(presence_part(&presence, presence.last_ns) == 0);
+    presence.implausible = false;
+    CLAIM(presence_part(&presence, presence.last_ns) == PRESENCE_ONE);
+    presence = after_probes(4 * PRESENCE_JUDGED, 10, PRESENCE_NO_OTHER); /* shows nothing of the next neighbor */
+    CLAIM(presence_part(&presence, NOW + MS) == 0);
+}
+
+static void slice_is_learned_from_late_answers(void)
+{
+    struct presence presence = {.probes = PRESENCE_MIN, .seen = PRESENCE_MIN / 2, .last_ns = NOW};
+    for (uint64_t i = 1; i < PRESENCE_LATES_LEAST; i++)
+        presence_away(&presence, NOW, i * 100000, 1);
+    CLAIM(presence_slice(&presence) == PRESENCE_SLICE_NS);
+    presence_away(&presence, NOW, 1000000, 1);
+    CLAIM(presence_slice(&presence) == 1000000);
+    presence_away(&presence, NOW, 2400000, 2); /* of two contexts */
+    CLAIM(presence_slice(&presence) == 1200000);
+    presence_away(&presence, NOW, MS * 100, 1);
+    CLAIM(presence_slice(&presence) == PRESENCE_SLICE_MOST_NS);
+    for (int i = 0; i < PRESENCE_LATES; i++)
+        presence_away(&presence, NOW, 1, 1);
+    CLAIM(presence_slice(&presence) == PRESENCE_SLICE_LEAST_NS);
+    presence.seen = 0; /* probes wait for the work, which the tenant controls */
+    presence_away(&presence, NOW, 3000000, 1);
+    CLAIM(presence_slice(&presence) == PRESENCE_SLICE_LEAST_NS);
+    presence.implausible = true;
+    CLAIM(presence_slice(&presence) == PRESENCE_SLICE_NS);
+}
+
+static void work_whose_events_fail_costs_the_mean(void)
+{
+    static struct core_device device;
+    uint64_t word = 0;
+    core_init(&device, &word);
+    struct core_terms terms = {.budget = at(50), .tenants = 1};
+    struct estimate *other = estimate_add(&device.estimates, &broken, 1);
+    struct estimate *failing = estimate_add(&device.estimates, &device, 1);
+    struct core_sample sample;
+    for (int i = 0; i < 200; i++) {
+        core_sampled(&device, &sample, other, 300000, false, &word, NOW);
+        core_ended(&device, &sample, NOW, 0, 300000, &terms);
+    }
+    for (int i = 0; i < ESTIMATE_FAILURES_MAX; i++) {
+        CLAIM(failing->samples == 0);
+        uint64_t charged = estimate_unknown(failing);
+        core_sampled(&device, &sample, failing, charged, true, &word, NOW);
+        core_lost(&device, &sample, &terms);
+    }
+    CLAIM(failing->samples > 0);
+    CLAIM(is_near(failing->charge_ns, 300000));
+    CLAIM(failing->unknown_launches == 0);
 }
 
 static struct priority_page *new_page(const char *path)
@@ -407,6 +531,11 @@ static const struct {
     RULE(samples_are_irregular_and_as_many_as_planned),
     RULE(processes_are_counted_by_round),
     RULE(little_is_queued_until_the_device_is_seen_to_begin),
+    RULE(little_is_queued_beside_a_higher_priority),
+    RULE(implausible_answers_are_not_used),
+    RULE(slice_is_learned_from_late_answers),
+    RULE(work_whose_events_fail_costs_the_mean),
+    RULE(hold_follows_the_gaps),
     RULE_FILE(page_holds_while_its_lease_runs),
     RULE_FILE(foreign_pages_are_not_read),
 };

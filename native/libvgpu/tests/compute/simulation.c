@@ -8,9 +8,10 @@
  * and processes take turns of `slice_us` while more than one has work, so that elapsed time holds the neighbours' slices.
  *
  * Words on the command line, each `key=value`, in order; `tenant`, `process`, `thread` and `work` open what follows:
- *     sms seconds slice_us seed, late_us (waiters sleep so much too long on average), probes (0: events on a stream of our own are as late as the work)
- *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants reported by the agent, 0: none),
- *             force (limited though alone), paced (held back for the sake of a higher priority)
+ *     sms seconds slice_us seed, late_us (waiters sleep so much too long on average), probes (0: events on a stream of our own are as late as the work),
+ *     answered (permille of probes that are answered at once, at random)
+ *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants reported by the agent, 0: none), page2 and page2_ms (from then on),
+ *             force (limited though alone), paced (held back for the sake of a higher priority), rival (which is on the device)
  *     process start_ms, end_ms (killed)
  *     thread  launch_ns (host time of a launch), sync (launches between two waits for the device), pause_us after it
  *     work    us (duration), us2 and chance2 (permille of launches that take us2), jitter (permille), blocks, stream, us3 and
@@ -35,7 +36,8 @@ enum {
     LOOKED_AT = 8,
     PROCESSES_IN_ALL = 64,
     STEP_MS = 100,
-    STEPS = 1200
+    STEPS = 1200,
+    ANSWERED_TRULY = 1001
 };
 
 #define MS UINT64_C(1000000)
@@ -89,14 +91,15 @@ struct process {
     struct sample samples[SAMPLES];
     struct sample *running[SAMPLES];
     uint32_t running_count;
-    bool probe_pending, probe_answered;
+    bool probe_pending, probe_answered, probe_waits;
+    uint64_t probe_ns, probe_away_ns; /* when it was posted; how long it waited for its answer, 0: not at all */
     uint64_t served, launches, waited, longest_wait, late;
 };
 
 struct tenant {
-    uint32_t pct, pct2, page;
-    uint64_t at_ms;
-    bool limited, paced, force;
+    uint32_t pct, pct2, page, page2;
+    uint64_t at_ms, page2_ms;
+    bool limited, paced, rival, force;
     uint64_t word, roster;
     uint64_t series[STEPS];
 };
@@ -111,6 +114,7 @@ static uint64_t random_state = 88172645463325252u;
 static int current = -1;
 static uint64_t slice_end;
 static bool probes = true;
+static uint32_t answered = ANSWERED_TRULY;
 
 static uint64_t random_number(void)
 {
@@ -141,11 +145,13 @@ static struct core_terms terms_of(struct process *process)
 {
     struct tenant *tenant = &tenants[process->tenant];
     uint32_t pct = tenant->at_ms > 0 && now >= START + tenant->at_ms * MS ? tenant->pct2 : tenant->pct;
+    uint32_t page = tenant->page2_ms > 0 && now >= START + tenant->page2_ms * MS ? tenant->page2 : tenant->page;
     struct core_terms terms = {
-        .tenants = tenant->page, .launches = process->launches, .present = core_present(&process->core, now)};
-    if (tenant->page == 1 && !tenant->force) pct = 100;
+        .tenants = page, .launches = process->launches, .present = core_present(&process->core, now)};
+    if (page == 1 && !tenant->force) pct = 100;
     terms.budget.pct = pct;
     terms.budget.siblings = core_siblings(&tenant->roster, &process->roster_round, now);
+    terms.rival = tenant->rival;
     terms.budget.enforced = pct < 100 || tenant->paced;
     terms.budget.period_ns = tenant->paced ? PACED_NS : BUDGET_PERIOD_NS;
     terms.budget.burst_ns = tenant->paced ? PACED_NS : BUDGET_BURST_NS;
@@ -203,15 +209,22 @@ static uint64_t probe(struct process *process, const struct core_terms *terms)
 {
     struct presence *presence = &process->core.presence;
     if (presence_wants_verdict(presence, now)) {
-        core_verdict(&process->core, now, process->probe_answered);
+        core_verdict(&process->core, now, terms, process->probe_answered);
         process->probe_pending = false;
     }
     bool works = process->running_count > 0 && process->running[process->running_count - 1]->end == NEVER;
     if (presence->posted_ns == 0 && (!works || !core_may_probe(&process->core, terms))) return NEVER;
     if (presence_wants_probe(presence, now)) {
+        if (process->probe_away_ns > 0) core_away(&process->core, now, terms, process->probe_away_ns);
+        process->probe_away_ns = 0;
         presence_posted(presence, now);
         process->probe_answered = probes && current >= 0 && processes[current] == process;
+        if (answered < ANSWERED_TRULY) process->probe_answered = random_number() % 1000 < answered;
         process->probe_pending = !process->probe_answered;
+        if (process->probe_pending && !process->probe_waits) {
+            process->probe_waits = true;
+            process->probe_ns = now;
+        }
     }
     return now + presence_rest(presence, now);
 }
@@ -421,6 +434,9 @@ static void schedule(void)
             slice_end = now + slice_ns;
             if (processes[next]->probe_pending) processes[next]->probe_answered = probes;
             processes[next]->probe_pending = false;
+            if (processes[next]->probe_waits && probes && now > processes[next]->probe_ns + PRESENCE_VERDICT_NS)
+                processes[next]->probe_away_ns = now - processes[next]->probe_ns;
+            processes[next]->probe_waits = false;
             return;
         }
     }
@@ -546,15 +562,19 @@ static bool set_value(const char *word)
     KEY(word, "seconds", seconds, whole)
     KEY(word, "late_us", late_ns, whole * 1000)
     KEY(word, "probes", probes, whole != 0)
+    KEY(word, "answered", answered, small)
     KEY(word, "slice_us", slice_ns, whole * 1000)
     KEY(word, "seed", random_state, random_state + whole * UINT64_C(0x9e3779b97f4a7c15))
     KEY(tenant, "pct", tenant->pct, small)
     KEY(tenant, "pct2", tenant->pct2, small)
     KEY(tenant, "at_ms", tenant->at_ms, whole)
     KEY(tenant, "page", tenant->page, small)
+    KEY(tenant, "page2", tenant->page2, small)
+    KEY(tenant, "page2_ms", tenant->page2_ms, whole)
     KEY(tenant, "limited", tenant->limited, whole != 0)
     KEY(tenant, "force", tenant->force, whole != 0)
     KEY(tenant, "paced", tenant->paced, whole != 0)
+    KEY(tenant, "rival", tenant->rival, whole != 0)
     KEY(process, "start_ms", process->start_ms, whole)
     KEY(process, "end_ms", process->end_ms, whole)
     KEY(thread, "launch_ns", thread->launch_ns, whole)
@@ -582,9 +602,12 @@ static void report(void)
     for (uint32_t i = 0; i < process_count; i++) {
         const struct process *process = processes[i];
         printf("%s{\"tenant\": %" PRIu32 ", \"pct\": %.3f, \"launches\": %" PRIu64 ", \"longest_wait_ms\": %.3f, "
-               "\"late\": %" PRIu64 ", \"overlap\": %" PRIu32 ", \"charges_us\": [",
+               "\"late\": %" PRIu64 ", \"overlap\": %" PRIu32
+               ", \"implausible\": %s, \"slice_us\": %.1f, \"charges_us\": [",
                i > 0 ? ", " : "", process->tenant, 100.0 * (double)process->served / span, process->launches,
-               (double)process->longest_wait / 1e6, process->late, process->core.overlap);
+               (double)process->longest_wait / 1e6, process->late, process->core.overlap,
+               process->core.presence.implausible ? "true" : "false",
+               (double)presence_slice(&process->core.presence) / 1e3);
         const char *comma = "";
         for (uint32_t j = 0; j < process->thread_count; j++)
             for (uint32_t k = 0; k < process->threads[j].work_count; k++) {

@@ -3,7 +3,8 @@
  * Addresses and what they belong to: the table of live blocks and the address space that they are cut from.
  *
  * Addresses are readable and writable by the process, so copies move real bytes; pages exist only once written.
- * Small blocks come from one reservation by size class, large ones are mapped singly.
+ * Small blocks come by size class from a reservation, one for devices and one for host memory; large ones are mapped
+ * singly. While the process is parked, the pages of device memory are elsewhere and its addresses fault.
  *
  * Locks: callers hold fake.lock. Called with hooks active: no.
  */
@@ -22,15 +23,19 @@ enum { CLASSES = 128, SMALLEST_SHIFT = 9, FIRST_CAPACITY = 1024 };
 static struct fake_block *table;
 static size_t capacity;
 static size_t count;
-static char *arena;
-static uint64_t arena_used;
 
-/* Addresses of each class that are free again, as a growing array. */
-static struct {
-    CUdeviceptr *at;
-    size_t count;
-    size_t room;
-} spare[CLASSES];
+static struct space {
+    char *arena;
+    uint64_t used;
+    /* Addresses of each class that are free again, as a growing array. */
+    struct {
+        CUdeviceptr *at;
+        size_t count;
+        size_t room;
+    } spare[CLASSES];
+} of_devices, of_host;
+
+static void *parked_arena; /* where the pages of the devices' arena are while the process is parked */
 
 static size_t home(CUdeviceptr pointer)
 {
@@ -115,28 +120,40 @@ static CUdeviceptr map_large(uint64_t bytes)
     return at == MAP_FAILED ? 0 : (CUdeviceptr)(uintptr_t)at;
 }
 
-static CUdeviceptr take(uint64_t bytes)
+static bool is_large(uint64_t bytes)
+{
+    uint64_t rounded = 0;
+    (void)class_of(bytes, &rounded);
+    return rounded >= LARGE_BYTES;
+}
+
+static struct space *space_of(enum fake_kind kind)
+{
+    return kind == FAKE_HOST ? &of_host : &of_devices;
+}
+
+static CUdeviceptr take(struct space *space, uint64_t bytes)
 {
     uint64_t rounded = 0;
     unsigned int class = class_of(bytes, &rounded);
     if (rounded >= LARGE_BYTES) {
         return map_large(bytes);
     }
-    if (spare[class].count > 0) {
-        return spare[class].at[--spare[class].count];
+    if (space->spare[class].count > 0) {
+        return space->spare[class].at[--space->spare[class].count];
     }
-    if (arena == NULL) {
+    if (space->arena == NULL) {
         void *at = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        arena = at == MAP_FAILED ? NULL : at;
+        space->arena = at == MAP_FAILED ? NULL : at;
     }
-    if (arena == NULL || arena_used + rounded > ARENA_BYTES) {
+    if (space->arena == NULL || space->used + rounded > ARENA_BYTES) {
         return 0;
     }
-    arena_used += rounded;
-    return (CUdeviceptr)(uintptr_t)(arena + arena_used - rounded);
+    space->used += rounded;
+    return (CUdeviceptr)(uintptr_t)(space->arena + space->used - rounded);
 }
 
-static void give(CUdeviceptr pointer, uint64_t bytes, bool dirty)
+static void give(struct space *space, CUdeviceptr pointer, uint64_t bytes, bool dirty)
 {
     uint64_t rounded = 0;
     unsigned int class = class_of(bytes, &rounded);
@@ -149,16 +166,16 @@ static void give(CUdeviceptr pointer, uint64_t bytes, bool dirty)
     if (dirty && last > first) {
         (void)madvise((void *)(uintptr_t)first, last - first, MADV_DONTNEED);
     }
-    if (spare[class].count == spare[class].room) {
-        size_t room = spare[class].room == 0 ? 64 : spare[class].room * 2;
-        CUdeviceptr *fresh = realloc(spare[class].at, room * sizeof *fresh);
+    if (space->spare[class].count == space->spare[class].room) {
+        size_t room = space->spare[class].room == 0 ? 64 : space->spare[class].room * 2;
+        CUdeviceptr *fresh = realloc(space->spare[class].at, room * sizeof *fresh);
         if (fresh == NULL) {
             return; /* the address is never used again; it costs nothing */
         }
-        spare[class].at = fresh;
-        spare[class].room = room;
+        space->spare[class].at = fresh;
+        space->spare[class].room = room;
     }
-    spare[class].at[spare[class].count++] = pointer;
+    space->spare[class].at[space->spare[class].count++] = pointer;
 }
 
 CUdeviceptr fake_block_add(unsigned int device, uint64_t bytes, enum fake_kind kind, void *owner)
@@ -166,7 +183,7 @@ CUdeviceptr fake_block_add(unsigned int device, uint64_t bytes, enum fake_kind k
     if ((count + 1) * 2 > capacity && !grow()) {
         return 0;
     }
-    CUdeviceptr pointer = take(bytes);
+    CUdeviceptr pointer = take(space_of(kind), bytes);
     if (pointer == 0) {
         return 0;
     }
@@ -174,6 +191,7 @@ CUdeviceptr fake_block_add(unsigned int device, uint64_t bytes, enum fake_kind k
     block->bytes = bytes;
     block->context = fake_current();
     block->owner = owner;
+    block->parked = NULL;
     block->device = (uint16_t)device;
     block->kind = (uint8_t)kind;
     block->orphan = false;
@@ -183,7 +201,7 @@ CUdeviceptr fake_block_add(unsigned int device, uint64_t bytes, enum fake_kind k
 
 void fake_block_drop(struct fake_block *block)
 {
-    give(block->pointer, block->bytes, block->dirty);
+    give(space_of(block->kind), block->pointer, block->bytes, block->dirty);
     size_t hole = (size_t)(block - table);
     count--;
     for (size_t i = (hole + 1) & (capacity - 1); table[i].in_use; i = (i + 1) & (capacity - 1)) {
@@ -219,4 +237,69 @@ void fake_free_pooled(unsigned int device)
             i++;
         }
     }
+}
+
+/* ---- parking ---- */
+
+/* Moves the pages to the address that it returns; the old one stays reserved, and faults. NULL: they could not be. */
+static void *move_away(void *from, uint64_t bytes)
+{
+    void *moved = mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    if (moved == MAP_FAILED) {
+        return NULL;
+    }
+    (void)mprotect(from, bytes, PROT_NONE);
+    return moved;
+}
+
+static bool move_back(void *moved, void *to, uint64_t bytes)
+{
+    return moved == NULL || mremap(moved, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+}
+
+static bool is_mapped_singly(const struct fake_block *block)
+{
+    return block->in_use && block->kind != FAKE_HOST && is_large(block->bytes);
+}
+
+bool fake_blocks_return(void)
+{
+    bool good = move_back(parked_arena, of_devices.arena, ARENA_BYTES);
+    parked_arena = NULL;
+    for (size_t i = 0; i < capacity; i++) {
+        if (is_mapped_singly(&table[i])) {
+            good = move_back(table[i].parked, (void *)(uintptr_t)table[i].pointer, table[i].bytes) && good;
+            table[i].parked = NULL;
+        }
+    }
+    return good;
+}
+
+bool fake_blocks_park(void)
+{
+    bool good = true;
+    if (of_devices.arena != NULL) {
+        parked_arena = move_away(of_devices.arena, ARENA_BYTES);
+        good = parked_arena != NULL;
+    }
+    for (size_t i = 0; good && i < capacity; i++) {
+        if (is_mapped_singly(&table[i])) {
+            table[i].parked = move_away((void *)(uintptr_t)table[i].pointer, table[i].bytes);
+            good = table[i].parked != NULL;
+        }
+    }
+    if (!good) {
+        (void)fake_blocks_return();
+    }
+    return good;
+}
+
+bool fake_blocks_managed(void)
+{
+    for (size_t i = 0; i < capacity; i++) {
+        if (table[i].in_use && table[i].kind == FAKE_MANAGED) {
+            return true;
+        }
+    }
+    return false;
 }

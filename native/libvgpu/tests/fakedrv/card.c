@@ -155,7 +155,10 @@ static void wipe(struct card *card, unsigned int slot)
         store(&share->taken, 0);
         (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
         share->launches = share->contexts = share->peak = 0;
+        card->pages[slot][device].managed = card->pages[slot][device].resident = 0;
     }
+    struct card_slot *at = &card->slots[slot];
+    at->asked = at->answered = at->operation = at->argument = at->result = at->value = at->is_parked = 0;
 }
 
 int card_claim(struct card *card)
@@ -241,6 +244,34 @@ bool card_alive(struct card *card, unsigned int slot)
     return card_pid(card, slot) != 0;
 }
 
+int card_slot_of(struct card *card, unsigned int pid)
+{
+    for (unsigned int slot = 0; slot < card->header.slots_seen; slot++) {
+        if (card_pid(card, slot) == pid) {
+            return (int)slot;
+        }
+    }
+    return -1;
+}
+
+/* The kernel drops record locks of the dead, so the bytes behind those of the slots serve as locks between askers. */
+static void hold_asking(unsigned int slot, short kind)
+{
+    struct flock hold = {.l_type = kind, .l_whence = SEEK_SET, .l_start = (off_t)CARD_SLOTS + (off_t)slot, .l_len = 1};
+    while (fcntl(live_fd, F_SETLKW, &hold) != 0 && (errno == EINTR || errno == EDEADLK)) {
+    }
+}
+
+void card_ask_begin(unsigned int slot)
+{
+    hold_asking(slot, F_WRLCK);
+}
+
+void card_ask_end(unsigned int slot)
+{
+    hold_asking(slot, F_UNLCK);
+}
+
 /* ---- memory ---- */
 
 /* Caller holds the memory lock, so that the slot finds no new owner meanwhile. Frees what the dead held. */
@@ -251,6 +282,10 @@ static void bury(struct card *card, unsigned int device)
         if ((load(&share->used) | load(&share->taken)) != 0 && !card_alive(card, slot)) {
             store(&share->used, 0);
             store(&share->taken, 0);
+        }
+        if (load(&card->pages[slot][device].managed) != 0 && !card_alive(card, slot)) {
+            store(&card->pages[slot][device].resident, 0);
+            store(&card->pages[slot][device].managed, 0);
         }
     }
 }
@@ -332,6 +367,17 @@ void card_refund(struct card *card, unsigned int slot, unsigned int device, uint
     (void)__atomic_sub_fetch(&card->shares[slot][device].used, bytes, __ATOMIC_ACQ_REL);
 }
 
+uint64_t card_park(struct card *card, unsigned int slot, unsigned int device)
+{
+    struct card_share *share = &card->shares[slot][device];
+    lock(&card->devices[device].memory_lock);
+    uint64_t used = load(&share->used);
+    store(&share->used, 0);
+    store(&share->taken, 0);
+    (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
+    return used;
+}
+
 uint64_t card_used(struct card *card, unsigned int device, bool exactly)
 {
     uint64_t now = exactly ? 0 : card_now();
@@ -344,6 +390,81 @@ uint64_t card_used(struct card *card, unsigned int device, bool exactly)
         }
     }
     return sum_used(card, device);
+}
+
+/* ---- managed memory that migrates ---- */
+
+void card_change_managed(struct card *card, unsigned int slot, unsigned int device, int64_t bytes)
+{
+    struct card_pages *pages = &card->pages[slot][device];
+    lock(&card->devices[device].memory_lock);
+    uint64_t managed = load(&pages->managed) + (uint64_t)bytes;
+    store(&pages->managed, managed);
+    if (load(&pages->resident) > managed) {
+        store(&pages->resident, managed);
+    }
+    (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
+}
+
+uint64_t card_resident(const struct card *card, unsigned int device)
+{
+    uint64_t sum = 0;
+    for (unsigned int slot = 0; slot < card->header.slots_seen; slot++) {
+        sum += load(&card->pages[slot][device].resident);
+    }
+    return sum;
+}
+
+uint64_t card_moved(const struct card *card, unsigned int device)
+{
+    uint64_t sum = 0;
+    for (unsigned int slot = 0; slot < card->header.slots_seen; slot++) {
+        sum += load(&card->pages[slot][device].moved);
+    }
+    return sum;
+}
+
+/* Caller holds the memory lock. */
+static void evict(struct card *card, unsigned int slot, unsigned int device, uint64_t bytes)
+{
+    while (bytes > 0) {
+        struct card_pages *most = NULL;
+        for (unsigned int other = 0; other < card->header.slots_seen; other++) {
+            struct card_pages *pages = &card->pages[other][device];
+            if (other != slot && load(&pages->resident) > (most == NULL ? 0 : load(&most->resident))) {
+                most = pages;
+            }
+        }
+        if (most == NULL) {
+            return;
+        }
+        uint64_t taken = load(&most->resident) < bytes ? load(&most->resident) : bytes;
+        store(&most->resident, load(&most->resident) - taken);
+        bytes -= taken;
+    }
+}
+
+uint64_t card_page_in(struct card *card, unsigned int slot, unsigned int device, uint64_t capacity)
+{
+    struct card_pages *pages = &card->pages[slot][device];
+    if (load(&pages->managed) == 0) {
+        return 0;
+    }
+    lock(&card->devices[device].memory_lock);
+    bury(card, device);
+    uint64_t used = sum_used(card, device);
+    uint64_t room = used < capacity ? capacity - used : 0;
+    uint64_t managed = load(&pages->managed);
+    uint64_t before = load(&pages->resident);
+    uint64_t after = managed < room ? managed : room;
+    uint64_t others = card_resident(card, device) - before;
+    uint64_t evicted = others > room - after ? others - (room - after) : 0;
+    evict(card, slot, device, evicted);
+    store(&pages->resident, after);
+    uint64_t moved = evicted + (after > before ? after - before : before - after) + 2 * (managed - after);
+    store(&pages->moved, load(&pages->moved) + moved);
+    (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
+    return moved;
 }
 
 /* ---- time ---- */

@@ -7,6 +7,7 @@
 #include "fake.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,8 @@ static struct fake_entry *entries;
 static struct fake_stamp state_stamp;
 static __thread struct fake_context *stack[FAKE_STACK];
 static __thread unsigned int depth;
+
+__thread struct fake_thread fake_thread __attribute__((tls_model("initial-exec")));
 
 /* ---- state, faults, counters ---- */
 
@@ -71,35 +74,124 @@ static void enlist(struct fake_entry *entry)
 
 static void describe_devices(void);
 
-CUresult fake_enter_slowly(struct fake_entry *entry)
+void fake_learn_changes(void)
 {
-    CUresult result = CUDA_SUCCESS;
-    unsigned int slept_ms = 0;
-    fake_lock();
-    enlist(entry);
-    while (fake.ready) {
-        uint32_t serial = __atomic_load_n(&fake.card->header.serial, __ATOMIC_ACQUIRE);
-        if (serial != fake.serial) {
-            (void)refresh();
-            fake.serial = serial;
-            describe_devices();
-        }
+    uint32_t serial = __atomic_load_n(&fake.card->header.serial, __ATOMIC_ACQUIRE);
+    if (serial != fake.serial) {
+        (void)refresh();
+        fake.serial = serial;
+        describe_devices();
+    }
+}
+
+static void pause_ms(void)
+{
+    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000L}, NULL);
+}
+
+/* Caller holds the lock, which is released in between. The result of the fault that is set for the function. */
+static CUresult suffer(const struct fake_entry *entry)
+{
+    for (unsigned int slept_ms = 0;; slept_ms++) {
+        fake_learn_changes();
         const struct fake_fault *fault = find_fault(entry->name);
         if (fault == NULL) {
-            entry->serial = serial;
-            break;
+            return CUDA_SUCCESS;
         }
         if (slept_ms >= fault->hang_ms) {
-            result = (CUresult)fault->result;
-            break;
+            return (CUresult)fault->result;
         }
         fake_unlock();
-        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000L}, NULL);
-        slept_ms++;
+        pause_ms();
         fake_lock();
     }
-    if (!fake.ready) {
+}
+
+static void unlist_thread(void *argument)
+{
+    struct fake_thread *thread = argument;
+    fake_lock();
+    thread->is_listed = false;
+    for (struct fake_thread **at = &fake.threads; *at != NULL; at = &(*at)->next) {
+        if (*at == thread) {
+            *at = thread->next;
+            break;
+        }
+    }
+    fake_unlock();
+}
+
+/* Caller holds the lock. */
+static void list_thread(void)
+{
+    static pthread_key_t at_end;
+    static bool has_key;
+    if (fake_thread.is_listed) {
+        return;
+    }
+    has_key = has_key || pthread_key_create(&at_end, unlist_thread) == 0;
+    fake_thread.is_listed = has_key && pthread_setspecific(at_end, &fake_thread) == 0;
+    fake_thread.next = fake.threads;
+    fake.threads = &fake_thread;
+}
+
+/* Caller holds the lock, which is released in between. Wait until the process is neither locked nor checkpointed. */
+static CUresult wait_until_open(struct fake_entry *entry)
+{
+    bool is_counted = false;
+    while (fake.ready && !fake.open) {
+        if (fake.dead) {
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+        bool is_locked = fake.process_state == FAKE_PROCESS_LOCKED;
+        entry->held +=
+            fake.process_state == FAKE_PROCESS_RUNNING || is_counted ? 0 : 1; /* else being locked just now */
+        is_counted = is_counted || fake.process_state != FAKE_PROCESS_RUNNING;
+        if (entry->synchronizes && is_locked) {
+            return FAKE_AT_ONCE;
+        }
+        if (entry->synchronizes && fake.process_state != FAKE_PROCESS_RUNNING) {
+            (void)raise(SIGSEGV); /* as the real driver does */
+        }
+        __atomic_store_n(&fake_thread.inside, fake_thread.inside - 1, __ATOMIC_RELEASE);
+        fake_unlock();
+        pause_ms();
+        fake_lock();
+        __atomic_store_n(&fake_thread.inside, fake_thread.inside + 1, __ATOMIC_SEQ_CST);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult fake_enter_slowly(struct fake_entry *entry)
+{
+    fake_lock();
+    enlist(entry);
+    list_thread();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    CUresult result = wait_until_open(entry);
+    if (result == CUDA_SUCCESS && !fake.ready) {
         result = CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if (result == CUDA_SUCCESS) {
+        result = suffer(entry);
+        if (result == CUDA_SUCCESS && find_fault(entry->name) == NULL) {
+            entry->serial = fake.serial;
+        }
+    }
+    fake_unlock();
+    return result;
+}
+
+static CUresult reach_card(void);
+
+CUresult fake_enter_outside(struct fake_entry *entry)
+{
+    fake_lock();
+    entry->calls++;
+    enlist(entry);
+    CUresult result = reach_card();
+    if (result == CUDA_SUCCESS) {
+        result = suffer(entry);
     }
     fake_unlock();
     return result;
@@ -112,6 +204,18 @@ CUDA_API uint64_t fake_cuda_calls(const char *name)
     fake_lock();
     for (const struct fake_entry *entry = entries; entry != NULL; entry = entry->next) {
         calls += strcmp(entry->name, name) == 0 ? entry->calls : 0;
+    }
+    fake_unlock();
+    return calls;
+}
+
+CUDA_API uint64_t fake_cuda_held(const char *name);
+CUDA_API uint64_t fake_cuda_held(const char *name)
+{
+    uint64_t calls = 0;
+    fake_lock();
+    for (const struct fake_entry *entry = entries; entry != NULL; entry = entry->next) {
+        calls += name == NULL || strcmp(entry->name, name) == 0 ? entry->held : 0;
     }
     fake_unlock();
     return calls;
@@ -145,6 +249,8 @@ static void describe(struct fake_device *device)
         if (device->row == (int)row) {
             device->context_bytes = gpu->context_bytes;
             device->pool_granularity = gpu->pool_granularity;
+            device->block_granularity = gpu->block_granularity;
+            device->migration_bytes_per_s = gpu->migration_bytes_per_s;
         }
     }
     device->sms = device->sms == 0 ? 1 : device->sms;
@@ -182,13 +288,29 @@ static bool add_device(const char *uuid)
     return true;
 }
 
-/* The k-th device of the machine: of a device in MIG mode, its first instance, as CUDA does. */
+/* In a container the driver sees the cards whose device nodes are there: FAKE_NVML_NODES starts their paths. */
+static bool has_node(const struct fake_gpu *gpu)
+{
+    const char *start = getenv("FAKE_NVML_NODES");
+    char path[256];
+    if (start == NULL) {
+        return true;
+    }
+    (void)snprintf(path, sizeof path, "%s%u", start, gpu->minor);
+    return access(path, F_OK) == 0;
+}
+
+/* The k-th device that is seen: of a device in MIG mode, its first instance, as CUDA does. */
 static const char *uuid_of_number(unsigned int number)
 {
-    if (number >= fake.state.gpu_count || fake.state.gpus[number].lost) {
+    unsigned int row = 0;
+    while (row < fake.state.gpu_count && (!has_node(&fake.state.gpus[row]) || number-- > 0)) {
+        row++;
+    }
+    if (row == fake.state.gpu_count || fake.state.gpus[row].lost) {
         return NULL;
     }
-    const struct fake_gpu *gpu = &fake.state.gpus[number];
+    const struct fake_gpu *gpu = &fake.state.gpus[row];
     if (gpu->mig_current != 0) {
         return gpu->mig_count > 0 ? gpu->migs[0].uuid : NULL;
     }
@@ -202,7 +324,7 @@ static const char *uuid_of_prefix(const char *prefix)
     size_t length = strlen(prefix);
     for (unsigned int row = 0; row < fake.state.gpu_count; row++) {
         const struct fake_gpu *gpu = &fake.state.gpus[row];
-        if (gpu->lost) {
+        if (gpu->lost || !has_node(gpu)) {
             continue;
         }
         if (gpu->mig_current == 0 && strncasecmp(gpu->uuid, prefix, length) == 0) {
@@ -265,14 +387,13 @@ static void list_devices(void)
 static void after_fork_in_child(void)
 {
     fake.forked = fake.forked || fake.ready;
-    fake.ready = false;
+    fake.ready = fake.open = false;
     (void)pthread_mutex_init(&fake.lock, NULL);
 }
 
 /* Caller holds the lock. */
-static CUresult start(void)
+static CUresult reach_card(void)
 {
-    static bool handles_forks;
     if (fake.forked) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
@@ -282,8 +403,16 @@ static CUresult start(void)
     if (fake.card == NULL) {
         fake.card = card_open(getenv("FAKE_NVML_STATE"));
     }
-    if (fake.card == NULL) {
-        return CUDA_ERROR_OPERATING_SYSTEM;
+    return fake.card == NULL ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
+/* Caller holds the lock. */
+static CUresult start(void)
+{
+    static bool handles_forks;
+    CUresult reached = reach_card();
+    if (reached != CUDA_SUCCESS) {
+        return reached;
     }
     list_devices();
     if (fake.device_count == 0) {
@@ -299,7 +428,10 @@ static CUresult start(void)
         handles_forks = true;
         (void)pthread_atfork(fake_lock, fake_unlock, after_fork_in_child);
     }
-    fake.ready = true;
+    if (!fake_checkpoint_start()) {
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    fake.ready = fake.open = true;
     return CUDA_SUCCESS;
 }
 
@@ -519,6 +651,8 @@ static int attribute(CUdevice device, int number)
         return gpu->capability_major;
     case 76:
         return gpu->capability_minor;
+    case 89: /* concurrent managed access */
+        return gpu->concurrent_managed ? 1 : 0;
     case 132: /* multicast */
         return gpu->capability_major >= 9 ? 1 : 0;
     default:
@@ -561,7 +695,8 @@ void fake_refund(unsigned int device, uint64_t bytes)
 
 uint64_t fake_used(unsigned int device)
 {
-    return card_used(fake.card, fake.devices[device].card, false);
+    unsigned int card = fake.devices[device].card;
+    return card_used(fake.card, card, false) + card_resident(fake.card, card);
 }
 
 /* ---- contexts ---- */
@@ -600,6 +735,19 @@ static CUresult open_context(struct fake_context *context)
     return CUDA_SUCCESS;
 }
 
+bool fake_grow_local(struct fake_context *context, uint64_t bytes)
+{
+    enum { THREADS = 2048 };
+    uint64_t wanted = bytes * THREADS * fake.devices[context->device].sms;
+    fake_lock();
+    bool good = wanted <= context->local_bytes || fake_charge(context->device, wanted - context->local_bytes);
+    if (good && wanted > context->local_bytes) {
+        context->local_bytes = wanted;
+    }
+    fake_unlock();
+    return good;
+}
+
 static struct fake_context *new_context(unsigned int device)
 {
     struct fake_context *context = calloc(1, sizeof *context);
@@ -628,7 +776,8 @@ static void close_context(struct fake_context *context)
         fake_pools_end(context->device);
     }
     note_context(context->device, -(int64_t)context->bytes);
-    fake_refund(context->device, context->bytes);
+    fake_refund(context->device, context->bytes + context->local_bytes);
+    context->local_bytes = 0;
     for (struct fake_context **at = &fake.contexts; *at != NULL; at = &(*at)->next) {
         if (*at == context) {
             *at = context->next;
@@ -898,9 +1047,8 @@ API(cuCtxDisablePeerAccess, CUcontext peer)
     return fake_is_context(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-API(cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice device)
+static CUresult retain_primary(CUcontext *out, CUdevice device)
 {
-    ENTER_DEVICE(out, device);
     CUresult result = CUDA_SUCCESS;
     fake_lock();
     struct fake_device *at = &fake.devices[device];
@@ -921,6 +1069,20 @@ API(cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice device)
     }
     fake_unlock();
     return result;
+}
+
+API(cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice device)
+{
+    ENTER_DEVICE(out, device);
+    return retain_primary(out, device);
+}
+
+CUDA_API CUresult fake_cuda_unseen(CUdevice device);
+CUDA_API CUresult fake_cuda_unseen(CUdevice device)
+{
+    struct fake_context *context = NULL;
+    CUresult result = is_device(device) ? retain_primary(&context, device) : CUDA_ERROR_INVALID_DEVICE;
+    return result == CUDA_SUCCESS ? push(context) : result;
 }
 
 static CUresult release_primary(CUdevice device)
@@ -1034,9 +1196,7 @@ static CUresult find_symbol(const char *name, void **out, int version, uint64_t 
     }
 
 GET_PROC_ADDRESS(cuGetProcAddress)
-GET_PROC_ADDRESS(cuGetProcAddress_ptsz)
 GET_PROC_ADDRESS_V2(cuGetProcAddress_v2)
-GET_PROC_ADDRESS_V2(cuGetProcAddress_v2_ptsz)
 
 API(cuGetExportTable, const void **table, const CUuuid *id)
 {
@@ -1071,7 +1231,9 @@ static const struct error_text *error_text(CUresult result)
         ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
         ERROR(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid"),
         ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
+        ERROR(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
         ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
+        ERROR(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
         ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
         ERROR(CUDA_ERROR_NOT_READY, "device not ready"),
         ERROR(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),

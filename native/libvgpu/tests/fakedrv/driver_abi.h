@@ -257,6 +257,28 @@ typedef struct {
     unsigned long long flags;
 } CUmulticastProp;
 
+typedef struct {
+    unsigned int timeout_ms;
+    unsigned int reserved0;
+    uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+_Static_assert(sizeof(CUcheckpointLockArgs) == 64, "CUcheckpointLockArgs layout");
+
+typedef struct {
+    void *custom_storage;
+    char reserved[56];
+} CUcheckpointCheckpointArgs;
+_Static_assert(sizeof(CUcheckpointCheckpointArgs) == 64, "CUcheckpointCheckpointArgs layout");
+
+typedef struct {
+    const void *pairs;
+    unsigned int pair_count;
+    unsigned int padding;
+    void *custom_storage;
+    char reserved[40];
+} CUcheckpointRestoreArgs;
+_Static_assert(sizeof(CUcheckpointRestoreArgs) == 64, "CUcheckpointRestoreArgs layout");
+
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 

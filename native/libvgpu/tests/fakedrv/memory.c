@@ -29,19 +29,51 @@ static void *host_of(CUdeviceptr pointer)
 
 /* ---- allocation ---- */
 
+/* The bytes that a block takes from the device. */
+static uint64_t taken_by(unsigned int device, uint64_t bytes, enum fake_kind kind)
+{
+    enum { SHARED = 1 << 20 };
+    uint64_t granularity = fake.devices[device].block_granularity;
+    return kind == FAKE_LINEAR && bytes > SHARED ? (bytes + granularity - 1) / granularity * granularity : bytes;
+}
+
+static bool migrates(unsigned int device, enum fake_kind kind)
+{
+    return kind == FAKE_MANAGED && fake.devices[device].migration_bytes_per_s > 0;
+}
+
+static bool charge(unsigned int device, uint64_t bytes, enum fake_kind kind)
+{
+    if (!migrates(device, kind)) {
+        return fake_charge(device, bytes);
+    }
+    card_change_managed(fake.card, fake.slot, fake.devices[device].card, (int64_t)bytes);
+    return true;
+}
+
+static void refund(unsigned int device, uint64_t bytes, enum fake_kind kind)
+{
+    if (migrates(device, kind)) {
+        card_change_managed(fake.card, fake.slot, fake.devices[device].card, -(int64_t)bytes);
+    } else {
+        fake_refund(device, bytes);
+    }
+}
+
 static CUresult allocate(unsigned int device, uint64_t bytes, enum fake_kind kind, CUdeviceptr *out)
 {
     if (out == NULL || bytes == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (!fake_charge(device, bytes)) {
+    uint64_t taken = bytes > SIZE_MAX / 2 ? bytes : taken_by(device, bytes, kind);
+    if (!charge(device, taken, kind)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     fake_lock();
     *out = fake_block_add(device, bytes, kind, NULL);
     fake_unlock();
     if (*out == 0) {
-        fake_refund(device, bytes);
+        refund(device, taken, kind);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return CUDA_SUCCESS;
@@ -92,11 +124,14 @@ CUresult fake_free_block(struct fake_block *block)
 {
     unsigned int device = block->device;
     uint64_t bytes = block->bytes;
+    enum fake_kind kind;
     switch ((enum fake_kind)block->kind) {
     case FAKE_LINEAR:
     case FAKE_MANAGED:
+        kind = (enum fake_kind)block->kind;
+        bytes = taken_by(device, bytes, kind);
         fake_block_drop(block);
-        fake_refund(device, bytes);
+        refund(device, bytes, kind);
         return CUDA_SUCCESS;
     case FAKE_GRAPH:
         if (!block->orphan) { /* the graph keeps the address */
@@ -143,6 +178,9 @@ API(cuMemFree_v2, CUdeviceptr pointer)
     fake_unlock();
     return result;
 }
+
+/* A name whose code the linker has folded into another function. No program asks for it. */
+CUDA_API CUresult cuFolded(CUdeviceptr pointer) __attribute__((alias("cuMemFree_v2")));
 
 API(cuMemFree, unsigned int pointer)
 {
@@ -531,6 +569,7 @@ API(cuIpcGetMemHandle, CUipcHandle *handle, CUdeviceptr pointer)
         memcpy(content.uuid, fake.devices[block->device].uuid,
                strnlen(fake.devices[block->device].uuid, sizeof content.uuid));
         memcpy(handle, &content, sizeof content);
+        fake.shares = true;
     }
     fake_unlock();
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -555,6 +594,7 @@ static CUresult open_ipc(CUdeviceptr *out, CUipcHandle handle, unsigned int flag
     }
     fake_lock();
     *out = fake_block_add(context->device, content.bytes, FAKE_FOREIGN, NULL);
+    fake.shares = true;
     fake_unlock();
     return *out == 0 ? CUDA_ERROR_MAP_FAILED : CUDA_SUCCESS;
 }

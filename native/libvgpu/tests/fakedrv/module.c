@@ -50,6 +50,8 @@ static void find_law(struct fake_function *function)
     function->ns = DEFAULT_NS;
     if (strcmp(name, "nop") == 0 || strncmp(name, "nop_", 4) == 0) {
         function->ns = 0;
+    } else if (strncmp(name, "local_", 6) == 0) {
+        function->local_bytes = strtoull(name + 6, NULL, 10);
     } else if (strcmp(name, "param") == 0) {
         function->law = FAKE_LAW_PARAM;
     } else if (strncmp(name, "fixed_", 6) == 0 && parse_duration(name + 6, &function->ns)) {

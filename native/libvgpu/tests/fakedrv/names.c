@@ -6,6 +6,7 @@
  */
 #include "fake.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define BODY(symbol)                                                                                                   \
@@ -35,8 +36,60 @@ static const struct form forms[] = {
 #include "versions.def"
 };
 
+#define FORMS (sizeof forms / sizeof forms[0])
+
 enum { FOUND = 0, NO_SYMBOL = 1, TOO_OLD = 2 };
 enum { FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
+
+static bool find_symbol(const char *name, size_t length, void **out)
+{
+    static const struct {
+        const char *name;
+        CUresult (*symbol)(void);
+    } symbols[] = {
+#define ONE(name, version, symbol) {#symbol, symbol},
+#define TWO(name, version, symbol, per_thread) {#symbol, symbol}, {#per_thread, per_thread},
+#define ALSO(name, version, symbol)
+#include "versions.def"
+    };
+    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+        if (strlen(symbols[i].name) == length && strncmp(symbols[i].name, name, length) == 0) {
+            memcpy(out, &symbols[i].symbol, sizeof symbols[i].symbol);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool find_alias(const char *name, void **out)
+{
+    const char *at = getenv("FAKE_CUDA_ALIAS");
+    size_t length = strlen(name);
+    while (at != NULL && *at != '\0') {
+        size_t word = strcspn(at, " ");
+        if (word > length && strncmp(at, name, length) == 0 && at[length] == '=') {
+            return find_symbol(at + length + 1, word - length - 1, out);
+        }
+        at += word + strspn(at + word, " ");
+    }
+    return false;
+}
+
+/* The first that is not before this name: versions.def is in the order of the names. */
+static size_t first_form(const char *name)
+{
+    size_t low = 0;
+    size_t high = FORMS;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (strcmp(forms[middle].name, name) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
 
 CUresult fake_find_symbol(const char *name, void **out, int version, uint64_t flags, int *status)
 {
@@ -46,8 +99,11 @@ CUresult fake_find_symbol(const char *name, void **out, int version, uint64_t fl
         return CUDA_ERROR_INVALID_VALUE;
     }
     *out = NULL;
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        if (strcmp(forms[i].name, name) == 0 && forms[i].version <= fake.state.cuda_version) {
+    if (find_alias(name, out)) {
+        return CUDA_SUCCESS;
+    }
+    for (size_t i = first_form(name); i < FORMS && strcmp(forms[i].name, name) == 0; i++) {
+        if (forms[i].version <= fake.state.cuda_version) {
             exists = true;
             best = forms[i].version <= version ? &forms[i] : best;
         }

@@ -695,7 +695,18 @@ static unsigned long long cuda_bytes(const char *uuid)
 {
     struct card *at = open_card();
     int device = at == NULL ? -1 : card_device_known(at, uuid);
-    return device < 0 ? 0 : card_used(at, (unsigned int)device, true);
+    if (device < 0) {
+        return 0;
+    }
+    unsigned long long used = card_used(at, (unsigned int)device, true);
+    return used + card_resident(at, (unsigned int)device);
+}
+
+unsigned long long fake_moved_bytes(const char *uuid)
+{
+    struct card *at = open_card();
+    int device = at == NULL ? -1 : card_device_known(at, uuid);
+    return device < 0 ? 0 : card_moved(at, (unsigned int)device);
 }
 
 static unsigned long long now_us(void)
@@ -706,6 +717,8 @@ static unsigned long long now_us(void)
 }
 
 /* Computing the load is slow, and few callers need it. */
+/* Processes are listed from their first context on, with all that they have; one may have physical memory before. One
+   whose memory is on the host is not. */
 static void add_cuda_processes(struct processes *list, const char *uuid, unsigned int gpu_instance,
                                unsigned int compute_instance, bool with_load)
 {
@@ -713,8 +726,12 @@ static void add_cuda_processes(struct processes *list, const char *uuid, unsigne
     int device = at == NULL ? -1 : card_device_known(at, uuid);
     for (unsigned int slot = 0; device >= 0 && slot < at->header.slots_seen; slot++) {
         const struct card_share *share = &at->shares[slot][device];
-        uint64_t used = __atomic_load_n(&share->used, __ATOMIC_ACQUIRE);
-        unsigned int pid = used == 0 && share->launches == 0 ? 0 : card_pid(at, slot);
+        uint64_t used = __atomic_load_n(&share->used, __ATOMIC_ACQUIRE) +
+                        __atomic_load_n(&at->pages[slot][device].resident, __ATOMIC_ACQUIRE);
+        uint64_t contexts = __atomic_load_n(&share->contexts, __ATOMIC_ACQUIRE);
+        bool is_listed = (contexts != 0 || share->launches != 0) &&
+                         __atomic_load_n(&at->slots[slot].is_parked, __ATOMIC_ACQUIRE) == 0;
+        unsigned int pid = is_listed ? card_pid(at, slot) : 0;
         if (pid == 0) {
             continue;
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What nvml.c offers to mig.c: both are one library. Each function takes the lock of nvml.c by itself.
+ * What nvml.c offers to mig.c and gpm.c: they are one library. Each function takes the lock of nvml.c by itself.
  */
 #ifndef FAKEDRV_NVML_PARTS_H
 #define FAKEDRV_NVML_PARTS_H
@@ -16,6 +16,9 @@ nvmlDevice_t fake_device_of_uuid(const char *uuid);
 
 /* How many processes use an instance; NVML_INSTANCE_NONE: any compute instance of that GPU instance. */
 unsigned int fake_processes_of(const struct fake_gpu *gpu, unsigned int gpu_instance, unsigned int compute_instance);
+
+/* Bytes of managed memory that have moved between the card and the host so far. */
+unsigned long long fake_moved_bytes(const char *uuid);
 
 /* Returns true if an event set of this process watches the card. */
 bool fake_is_watched(const char *uuid);

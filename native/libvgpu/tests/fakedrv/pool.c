@@ -19,6 +19,8 @@
     if ((out) == NULL) return CUDA_ERROR_INVALID_VALUE;                                                                \
     if ((device) < 0 || (unsigned int)(device) >= fake.device_count) return CUDA_ERROR_INVALID_DEVICE
 
+enum { PINNED = 1, MANAGED = 2, ATTRIBUTE_TYPE = 9, ATTRIBUTE_LOCATION = 12, CUDA_13 = 13000 };
+
 static struct fake_pool *pools;
 
 static bool is_pool(const struct fake_pool *pool)
@@ -52,6 +54,20 @@ static struct fake_pool *default_pool(unsigned int device)
         }
     }
     return at->default_pool;
+}
+
+/* The default one of the host; kept with the first device. */
+static struct fake_pool *host_pool(void)
+{
+    struct fake_device *at = &fake.devices[0];
+    if (at->host_pool == NULL) {
+        at->host_pool = fake_pool_new(0);
+        if (at->host_pool != NULL) {
+            at->host_pool->is_default = true;
+            at->host_pool->on_host = true;
+        }
+    }
+    return at->host_pool;
 }
 
 static struct fake_pool *current_pool(unsigned int device)
@@ -95,7 +111,8 @@ bool fake_pool_take(struct fake_pool *pool, uint64_t bytes)
 
 void fake_pool_trim(struct fake_pool *pool, uint64_t keep)
 {
-    uint64_t floor = piece(pool, larger(pool->used, keep));
+    uint64_t least = larger(pool->used, keep);
+    uint64_t floor = least < pool->reserved ? piece(pool, least) : pool->reserved; /* a threshold may be UINT64_MAX */
     if (floor < pool->reserved) {
         if (!pool->on_host) {
             fake_refund(pool->device, pool->reserved - floor);
@@ -226,11 +243,14 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 API(cuMemPoolCreate, CUmemoryPool *out, const CUmemPoolProps *properties)
 {
     ENTER();
-    if (out == NULL || properties == NULL || properties->type != 1) {
+    if (out == NULL || properties == NULL || (properties->type != PINNED && properties->type != MANAGED)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    bool on_host = properties->location.type != CU_MEM_LOCATION_DEVICE;
-    int device = on_host ? 0 : properties->location.id;
+    bool is_managed = properties->type == MANAGED;
+    bool on_device = properties->location.type == CU_MEM_LOCATION_DEVICE;
+    bool on_host = !on_device && !is_managed;
+    const struct fake_context *context = fake_current();
+    int device = on_device ? properties->location.id : is_managed && context != NULL ? (int)context->device : 0;
     if (device < 0 || (unsigned int)device >= fake.device_count) {
         return CUDA_ERROR_INVALID_DEVICE;
     }
@@ -238,6 +258,7 @@ API(cuMemPoolCreate, CUmemoryPool *out, const CUmemPoolProps *properties)
     struct fake_pool *pool = fake_pool_new((unsigned int)device);
     if (pool != NULL) {
         pool->on_host = on_host;
+        pool->is_managed = is_managed;
         pool->max_bytes = properties->max_size;
     }
     fake_unlock();
@@ -291,6 +312,10 @@ API(cuMemPoolGetAttribute, CUmemoryPool pool, int attribute, void *value)
         *(uint64_t *)value = pool->used;
     } else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
         *(uint64_t *)value = pool->used_high;
+    } else if (attribute == ATTRIBUTE_TYPE && fake.state.cuda_version >= CUDA_13) {
+        *(int *)value = pool->is_managed ? MANAGED : PINNED;
+    } else if (attribute == ATTRIBUTE_LOCATION && fake.state.cuda_version >= CUDA_13) {
+        *(int *)value = pool->on_host ? CU_MEM_LOCATION_HOST : CU_MEM_LOCATION_DEVICE;
     } else if (attribute >= 1 && attribute <= 3) {
         *(int *)value = pool->toggles[attribute];
     } else {
@@ -373,12 +398,13 @@ API(cuDeviceSetMemPool, CUdevice device, CUmemoryPool pool)
 API(cuMemGetDefaultMemPool, CUmemoryPool *out, CUmemLocation *location, int type)
 {
     ENTER();
-    if (out == NULL || location == NULL || type != 1 || location->type != CU_MEM_LOCATION_DEVICE || location->id < 0 ||
-        (unsigned int)location->id >= fake.device_count) {
+    bool on_host = location != NULL && location->type == CU_MEM_LOCATION_HOST;
+    if (out == NULL || location == NULL || type != PINNED || !(on_host || location->type == CU_MEM_LOCATION_DEVICE) ||
+        location->id < 0 || (unsigned int)location->id >= fake.device_count) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     fake_lock();
-    *out = default_pool((unsigned int)location->id);
+    *out = on_host ? host_pool() : default_pool((unsigned int)location->id);
     fake_unlock();
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }

@@ -272,6 +272,10 @@ static const struct field {
     {"mig_vm", FIELD_FLAG, offsetof(struct fake_gpu, mig_vm)},
     {"mig_max", FIELD_U32, offsetof(struct fake_gpu, mig_max)},
     {"context_bytes", FIELD_U64, offsetof(struct fake_gpu, context_bytes)},
+    {"checkpoint_bytes_per_s", FIELD_U64, offsetof(struct fake_gpu, checkpoint_bytes_per_s)},
+    {"restore_bytes_per_s", FIELD_U64, offsetof(struct fake_gpu, restore_bytes_per_s)},
+    {"migration_bytes_per_s", FIELD_U64, offsetof(struct fake_gpu, migration_bytes_per_s)},
+    {"concurrent_managed", FIELD_FLAG, offsetof(struct fake_gpu, concurrent_managed)},
 };
 
 static bool set_field(const struct field *field, const char *value, struct fake_gpu *gpu)
@@ -305,6 +309,7 @@ static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
     if (KEY("ecc_current")) return set_ecc(value, &gpu->ecc_current, gpu);
     if (KEY("ecc_pending")) return set_ecc(value, &gpu->ecc_pending, gpu);
     if (KEY("pool_granularity")) return to_u64(value, &gpu->pool_granularity) && gpu->pool_granularity > 0;
+    if (KEY("block_granularity")) return to_u64(value, &gpu->block_granularity) && gpu->block_granularity > 0;
     if (KEY("mig")) return add_mig(value, gpu);
     if (KEY("gi_profile")) return add_gi_profile(value, gpu);
     if (KEY("process")) return add_process(value, gpu);
@@ -353,6 +358,8 @@ static bool read_line(char *line, struct fake_state *state)
         state->gpus[state->gpu_count].numa = -1;
         state->gpus[state->gpu_count].context_bytes = CONTEXT_BYTES;
         state->gpus[state->gpu_count].pool_granularity = POOL_GRANULARITY;
+        state->gpus[state->gpu_count].block_granularity = 1;
+        state->gpus[state->gpu_count].concurrent_managed = true;
         state->gpu_count++;
         return true;
     }

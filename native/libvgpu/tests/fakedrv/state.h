@@ -19,6 +19,12 @@
  *                  mig_clients mig_vm                        strangers that hold the card; no reset but by a reboot
  *                  process = PID BYTES SM MEM GI CI TIME_US
  *                  context_bytes pool_granularity            what CUDA takes per context and by which pools grow
+ *                  block_granularity concurrent_managed      to what linear blocks above 1 MiB are rounded up (1: to
+ *                                                            the byte); attribute 89 (0, or 1 by default)
+ *                  checkpoint_bytes_per_s restore_bytes_per_s    speed of the copies to the host and back (checkpoint.c);
+ *                                                            0, the default: they take no time
+ *                  migration_bytes_per_s                     speed at which managed pages move between host and device
+ *                                                            (card.h); 0, the default: managed memory is device memory
  *                  mig = UUID GI CI BYTES SMS                an instance; CUDA sees instances when mig_current is 1
  *                  gi_profile = KIND ID SLICES MIB SMS COUNT CE DEC ENC JPEG OFA SIZE STARTS NAME
  *                                                            a size of MIG instance; STARTS as 0,2,4
@@ -162,6 +168,11 @@ struct fake_gpu {
     unsigned int compute_instance;
     unsigned long long context_bytes;
     unsigned long long pool_granularity;
+    unsigned long long block_granularity;
+    unsigned long long checkpoint_bytes_per_s;
+    unsigned long long restore_bytes_per_s;
+    unsigned long long migration_bytes_per_s;
+    bool concurrent_managed;
     struct fake_process processes[FAKE_PROCESSES_MAX];
     unsigned int process_count;
     struct fake_link links[FAKE_LINKS_MAX];

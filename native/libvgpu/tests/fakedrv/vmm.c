@@ -273,6 +273,7 @@ API(cuMemExportToShareableHandle, void *out, CUmemHandle value, int type, unsign
         share.bytes = handle->bytes;
         share.properties = handle->properties;
         memcpy(share.uuid, fake.devices[handle->device].uuid, sizeof share.uuid);
+        fake.shares = true;
     }
     fake_unlock();
     if (!good) {
@@ -319,6 +320,7 @@ API(cuMemImportFromShareableHandle, CUmemHandle *out, void *os_handle, int type)
                               .references = 1,
                               .properties = share.properties};
     *out = value_of(handle);
+    fake.shares = true;
     return CUDA_SUCCESS;
 }
 

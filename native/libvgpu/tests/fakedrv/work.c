@@ -203,6 +203,14 @@ static void leave_clock(unsigned int device)
     card_clock_leave(fake.card, fake.devices[device].card);
 }
 
+/* Caller holds the lock. */
+static void note_launch(unsigned int device, uint64_t now)
+{
+    struct card_launches *launches = &fake.card->launches[fake.slot][fake.devices[device].card];
+    launches->at_ns[launches->count % CARD_LAUNCHES] = now;
+    __atomic_store_n(&launches->count, launches->count + 1, __ATOMIC_RELEASE);
+}
+
 /* Caller holds the lock. First point not before `from` at which `sms` multiprocessors are free; marks them taken. */
 static uint64_t place(struct fake_device *at, uint64_t from, uint64_t duration_ns, unsigned int sms)
 {
@@ -271,6 +279,14 @@ void fake_work_wait_device(unsigned int device)
     wait_for(device, fake.devices[device].until_ns);
 }
 
+bool fake_work_is_done(unsigned int device)
+{
+    uint64_t now = 0;
+    uint64_t served = enter_clock(device, &now);
+    leave_clock(device);
+    return served >= fake.devices[device].until_ns;
+}
+
 static CUresult enqueue(struct fake_stream *stream, uint64_t duration_ns, unsigned int sms)
 {
     unsigned int device = stream->context->device;
@@ -293,11 +309,23 @@ static CUresult enqueue(struct fake_stream *stream, uint64_t duration_ns, unsign
     uint64_t until = place(at, from, duration_ns, sms > at->sms ? at->sms : sms) + duration_ns;
     card_work(fake.card, fake.slot, at->card, until);
     leave_clock(device);
+    note_launch(device, now);
     at->until_ns = larger(at->until_ns, until);
     stream->queue[stream->queued++ % FAKE_QUEUE] = until;
     ends_at(stream, until);
     fake_unlock();
     return CUDA_SUCCESS;
+}
+
+/* Time in which the managed memory of this process moves to the device. */
+static uint64_t page_in(unsigned int device)
+{
+    const struct fake_device *at = &fake.devices[device];
+    if (at->migration_bytes_per_s == 0) {
+        return 0;
+    }
+    double moved = (double)card_page_in(fake.card, fake.slot, at->card, at->capacity);
+    return (uint64_t)(moved * 1e9 / (double)at->migration_bytes_per_s);
 }
 
 CUresult fake_work(CUstream handle, bool per_thread, uint64_t duration_ns, unsigned int sms)
@@ -309,7 +337,7 @@ CUresult fake_work(CUstream handle, bool per_thread, uint64_t duration_ns, unsig
     }
     struct card_share *share = &fake.card->shares[fake.slot][fake.devices[stream->context->device].card];
     __atomic_store_n(&share->launches, __atomic_load_n(&share->launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
-    return enqueue(stream, duration_ns, sms);
+    return enqueue(stream, duration_ns + page_in(stream->context->device), sms);
 }
 
 /* ---- launches ---- */
@@ -333,6 +361,9 @@ static CUresult launch(struct fake_function *function, const unsigned int grid[3
     struct fake_graph *graph = fake_capture_of(handle, per_thread, &result);
     if (result != CUDA_SUCCESS) {
         return result;
+    }
+    if (function->local_bytes > 0 && !fake_grow_local(context, function->local_bytes)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     uint64_t duration = fake_duration(function, grid, params, fake.devices[context->device].sms, &occupied);
     if (graph != NULL) {
@@ -631,20 +662,20 @@ static CUresult query(CUstream handle, bool per_thread)
                                                                                       : CUDA_ERROR_NOT_READY;
 }
 
-#define STREAM_CALL(name, body, per_thread)                                                                            \
+#define STREAM_CALL(name, enter, body, per_thread)                                                                     \
     API(name, CUstream stream)                                                                                         \
     {                                                                                                                  \
-        ENTER();                                                                                                       \
+        enter();                                                                                                       \
         return body(stream, per_thread);                                                                               \
     }
-STREAM_CALL(cuStreamSynchronize, synchronize, false)
-STREAM_CALL(cuStreamSynchronize_ptsz, synchronize, true)
-STREAM_CALL(cuStreamQuery, query, false)
-STREAM_CALL(cuStreamQuery_ptsz, query, true)
+STREAM_CALL(cuStreamSynchronize, ENTER_SYNCHRONIZE, synchronize, false)
+STREAM_CALL(cuStreamSynchronize_ptsz, ENTER_SYNCHRONIZE, synchronize, true)
+STREAM_CALL(cuStreamQuery, ENTER, query, false)
+STREAM_CALL(cuStreamQuery_ptsz, ENTER, query, true)
 
 API(cuCtxSynchronize, void)
 {
-    ENTER();
+    ENTER_SYNCHRONIZE();
     struct fake_context *context = fake_current();
     if (!fake_is_context(context)) {
         return CUDA_ERROR_INVALID_CONTEXT;

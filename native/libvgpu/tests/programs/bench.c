@@ -2,13 +2,14 @@
 /*
  * Measures one driver call in several processes at once, in rounds.
  *
- *     bench alloc|launch|info|init LIVE PROCESSES BATCHES
+ *     bench alloc|pool|launch|info|init LIVE PROCESSES BATCHES
  *
  * Every process makes LIVE allocations of 4 KiB; when all have, the program says "ready". For each line that it then
  * reads every process runs BATCHES batches of calls, all at once, and the program answers "NS LEAST KEPT REFERENCE": the
  * median over the processes of their median batch, the least batch of all, how many batches counted, and how fast the
  * reference (below) was at best; the line may name the fastest ever. Nanoseconds of
- * processor time per call (for alloc: per pair of cuMemAlloc and cuMemFree); processor time, so that processes that take
+ * processor time per call (for alloc: per pair of cuMemAlloc and cuMemFree, for pool: of cuMemAllocAsync and
+ * cuMemFreeAsync); processor time, so that processes that take
  * turns on few cores compare with a lone one. A batch does not count if the kernel took the processor away meanwhile (the
  * next process has used the caches), or if the processor itself was slower than it can be, which a loop of
  * additions before and after each batch shows (a neighbour on the other half of the core); unless no batch was left
@@ -98,6 +99,9 @@ static CUresult call(char what)
     case 'a':
         result = cu.cuMemAlloc_v2(&pointer, BLOCK);
         return result == CUDA_SUCCESS ? cu.cuMemFree_v2(pointer) : result;
+    case 'p':
+        result = cu.cuMemAllocAsync(&pointer, BLOCK, NULL);
+        return result == CUDA_SUCCESS ? cu.cuMemFreeAsync(pointer, NULL) : result;
     case 'l':
         return cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     default:

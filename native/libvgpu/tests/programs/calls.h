@@ -31,6 +31,9 @@
     X(cuMemAllocManaged, cuMemAllocManaged, 6000, (CUdeviceptr *out, size_t bytes, unsigned int flags)) \
     X(cuMemAllocPitch_v2, cuMemAllocPitch, 3020, (CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element)) \
     X(cuMemFree_v2, cuMemFree, 3020, (CUdeviceptr pointer)) \
+    X(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, (CUdeviceptr to, const void *from, size_t bytes)) \
+    X(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, (void *to, CUdeviceptr from, size_t bytes)) \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, (CUipcHandle *handle, CUdeviceptr pointer)) \
     X(cuMemAllocAsync, cuMemAllocAsync, 11020, (CUdeviceptr *out, size_t bytes, CUstream stream)) \
     X(cuMemFreeAsync, cuMemFreeAsync, 11020, (CUdeviceptr pointer, CUstream stream)) \
     X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, (CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)) \

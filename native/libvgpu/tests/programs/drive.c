@@ -22,11 +22,17 @@
  *     nvml                    total used free by v1, total used free by v2, of the current device
  *     processes               pid:bytes of each process that NVML shows for it
  *     spawn · reap            fork a child that tries cuInit and cuMemAlloc and waits; its code; kill -9 it
+ *     write NUMBER SEED       fill what was made by copies, with bytes that follow from the seed
+ *     check NUMBER SEED       how many of its bytes, copied back, are others
+ *     share NUMBER            a handle of it for other processes
+ *     lock PID MS · checkpoint PID · restore PID · unlock PID · state PID · restorer PID    of another process
+ *     held                    calls that found this process locked or checkpointed (fake driver only)
  *     pid · quit
  */
 #include "calls.h"
 #include "nvml_view.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -316,6 +322,93 @@ static void show_processes(void)
     (void)printf("\n");
 }
 
+/* ---- contents ---- */
+
+enum { PIECE = 64 * 1024 };
+
+static unsigned char byte_of(size_t at, unsigned long seed)
+{
+    uint64_t mixed = (at + seed + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    return (unsigned char)(mixed >> 56U);
+}
+
+static void fill_contents(const struct made *thing, unsigned long seed)
+{
+    static unsigned char piece[PIECE];
+    CUresult result = CUDA_SUCCESS;
+    for (size_t at = 0; at < thing->bytes && result == CUDA_SUCCESS; at += PIECE) {
+        size_t length = thing->bytes - at < PIECE ? thing->bytes - at : PIECE;
+        for (size_t i = 0; i < length; i++) {
+            piece[i] = byte_of(at + i, seed);
+        }
+        result = cu.cuMemcpyHtoD_v2(thing->pointer + at, piece, length);
+    }
+    answer(result);
+}
+
+static void check_contents(const struct made *thing, unsigned long seed)
+{
+    static unsigned char piece[PIECE];
+    CUresult result = CUDA_SUCCESS;
+    size_t wrong = 0;
+    for (size_t at = 0; at < thing->bytes && result == CUDA_SUCCESS; at += PIECE) {
+        size_t length = thing->bytes - at < PIECE ? thing->bytes - at : PIECE;
+        result = cu.cuMemcpyDtoH_v2(piece, thing->pointer + at, length);
+        for (size_t i = 0; i < length && result == CUDA_SUCCESS; i++) {
+            wrong += piece[i] != byte_of(at + i, seed);
+        }
+    }
+    if (result == CUDA_SUCCESS) {
+        (void)printf("ok %zu\n", wrong);
+    } else {
+        answer(result);
+    }
+}
+
+/* ---- checkpoints of other processes: functions that older drivers lack, found when they are asked for ---- */
+
+static bool checkpoint(char **words)
+{
+    static const struct {
+        const char *word;
+        const char *symbol;
+        enum { NONE, TIMEOUT, VALUE } argument;
+    } calls[] = {
+        {"lock", "cuCheckpointProcessLock", TIMEOUT},    {"checkpoint", "cuCheckpointProcessCheckpoint", NONE},
+        {"restore", "cuCheckpointProcessRestore", NONE}, {"unlock", "cuCheckpointProcessUnlock", NONE},
+        {"state", "cuCheckpointProcessGetState", VALUE}, {"restorer", "cuCheckpointProcessGetRestoreThreadId", VALUE},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        if (strcmp(words[0], calls[i].word) != 0) {
+            continue;
+        }
+        CUresult (*call)(int pid, void *argument) = NULL;
+        void *found = dlsym(RTLD_DEFAULT, calls[i].symbol);
+        memcpy(&call, &found, sizeof found);
+        CUcheckpointLockArgs timeout = {.timeout_ms = words[2] == NULL ? 0 : (unsigned int)strtoul(words[2], NULL, 10)};
+        int value = 0;
+        void *argument = calls[i].argument == TIMEOUT ? (void *)&timeout : (void *)&value;
+        CUresult result = call == NULL
+                              ? CUDA_ERROR_NOT_SUPPORTED
+                              : call((int)strtol(words[1], NULL, 10), calls[i].argument == NONE ? NULL : argument);
+        if (result == CUDA_SUCCESS && calls[i].argument == VALUE) {
+            (void)printf("ok %d\n", value);
+        } else {
+            answer(result);
+        }
+        return true;
+    }
+    return false;
+}
+
+static void show_held(void)
+{
+    uint64_t (*held)(const char *name) = NULL;
+    void *found = dlsym(RTLD_DEFAULT, "fake_cuda_held");
+    memcpy(&held, &found, sizeof found);
+    (void)printf("ok %llu\n", held == NULL ? 0ULL : (unsigned long long)held(NULL));
+}
+
 /* ---- children ---- */
 
 static void spawn(void)
@@ -383,9 +476,9 @@ static void fill(size_t bytes, long most)
 
 static void allocate(char **words)
 {
-    struct made fresh = {.kind = LINEAR};
-    size_t pitch = 0;
     size_t bytes = size_of(words[1]);
+    struct made fresh = {.kind = LINEAR, .bytes = bytes};
+    size_t pitch = 0;
     CUarray3dDescriptor shape = {.format = 0x20, .channels = 1};
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (strcmp(words[0], "alloc") == 0) {
@@ -480,6 +573,8 @@ static void run_plain(const char *command)
         spawn();
     } else if (strcmp(command, "reap") == 0) {
         reap();
+    } else if (strcmp(command, "held") == 0) {
+        show_held();
     } else if (strcmp(command, "pid") == 0) {
         (void)printf("ok %d\n", (int)getpid());
     } else {
@@ -490,7 +585,11 @@ static void run_plain(const char *command)
 static void run_numbered(char **words)
 {
     int number = (int)strtol(words[1], NULL, 10);
+    bool is_made = number >= 0 && number < made_count;
     size_t total = 0;
+    if (checkpoint(words)) {
+        return;
+    }
     if (strcmp(words[0], "total") == 0) {
         CUresult result = cu.cuDeviceTotalMem_v2(&total, number);
         show_size(result, total);
@@ -505,7 +604,14 @@ static void run_numbered(char **words)
     } else if (strcmp(words[0], "reset") == 0) {
         answer(cu.cuDevicePrimaryCtxReset_v2(number));
     } else if (strcmp(words[0], "free") == 0) {
-        answer(number >= 0 && number < made_count ? unmake(&made[number]) : CUDA_ERROR_INVALID_VALUE);
+        answer(is_made ? unmake(&made[number]) : CUDA_ERROR_INVALID_VALUE);
+    } else if (is_made && strcmp(words[0], "write") == 0 && words[2] != NULL) {
+        fill_contents(&made[number], strtoul(words[2], NULL, 10));
+    } else if (is_made && strcmp(words[0], "check") == 0 && words[2] != NULL) {
+        check_contents(&made[number], strtoul(words[2], NULL, 10));
+    } else if (is_made && strcmp(words[0], "share") == 0) {
+        CUipcHandle handle;
+        answer(cu.cuIpcGetMemHandle(&handle, made[number].pointer));
     } else if (strcmp(words[0], "threshold") == 0) {
         set_threshold(size_of(words[1]));
     } else if (strcmp(words[0], "image") == 0) {
