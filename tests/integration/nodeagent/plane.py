@@ -336,7 +336,7 @@ class Plane:
     def uuid_of(self, kubelet_id: str) -> str:
         """Device of an id."""
         return next(
-            device.uuid for device in self.devices if kubelet_id.startswith(f"{device.uuid}-")
+            device.uuid for device in self.devices if kubelet_id.startswith(f"{device.uuid}::")
         )
 
     async def listed_ids(self) -> dict[str, set[str]]:

@@ -87,7 +87,7 @@ async def stub_of(directory: Path) -> AsyncIterator["deviceplugin_grpc.DevicePlu
         yield deviceplugin_grpc.DevicePluginStub(channel)
 
 
-async def test_one_id_grants_the_named_devices(tmp_path: Path) -> None:
+async def test_each_id_grants_the_named_devices(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     async with kubelet.running(), plugin(tmp_path):
         await until(lambda: len(kubelet.requests) == 1)
@@ -95,17 +95,21 @@ async def test_one_id_grants_the_named_devices(tmp_path: Path) -> None:
         assert kubelet.requests[0].endpoint == agentdevices.SOCKET
         async with stub_of(tmp_path) as stub:
             async for listed in stub.ListAndWatch(api.Empty()):
-                assert [(one.ID, one.health) for one in listed.devices] == [("all", "Healthy")]
+                assert [(one.ID, one.health) for one in listed.devices] == [
+                    (name, "Healthy") for name in agentdevices.DEVICE_IDS
+                ]
                 break
-            asked = api.ContainerAllocateRequest(devices_ids=["all"])
-            given = await stub.Allocate(api.AllocateRequest(container_requests=[asked]))
-            (response,) = given.container_responses
-            assert [one.host_path for one in response.devices] == GRANTED
-            assert {one.permissions for one in response.devices} == {"rw"}
-            other = api.ContainerAllocateRequest(devices_ids=["other"])
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Allocate(api.AllocateRequest(container_requests=[other]))
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            for one in agentdevices.DEVICE_IDS:
+                asked = api.ContainerAllocateRequest(devices_ids=[one])
+                given = await stub.Allocate(api.AllocateRequest(container_requests=[asked]))
+                (response,) = given.container_responses
+                assert [one.host_path for one in response.devices] == GRANTED
+                assert {one.permissions for one in response.devices} == {"rw"}
+            for wrong in (["other"], list(agentdevices.DEVICE_IDS)):
+                other = api.ContainerAllocateRequest(devices_ids=wrong)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Allocate(api.AllocateRequest(container_requests=[other]))
+                assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_cdi_device_is_granted_before_any_node_is_there(tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ async def test_agent_that_lost_its_grants_learns_them_from_kubelet(plane: Plane)
         assert not await plane.may_start(ids[:1])
 
 
-async def test_known_records_are_served_without_the_bus_and_unknown_ones_refused(
-    plane: Plane,
-) -> None:
+async def test_bound_pods_are_served_without_the_bus(plane: Plane) -> None:
     async with plane.agent(allocate_wait_s=1.0) as context:
         known = plane.record(await plane.create("known", Ask(shares=((1, 1111),))))
         revision = await plane.reserve(known)
@@ -98,9 +96,8 @@ async def test_known_records_are_served_without_the_bus_and_unknown_ones_refused
         await plane.bind(unknown, revision + 1)
         await plane.until_phase("known", "Running")
         assert (await plane.environment("known"))["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1111m"
-        assert "hami: bus-unavailable: the record of pod default/unknown" in (
-            await plane.refusal_of("unknown")
-        )
+        await plane.until_phase("unknown", "Running")
+        assert (await plane.environment("unknown"))["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2222m"
         # States follow from facts once the bus has recovered.
         await plane.nats.start()
         await plane.until_state(known.pod_uid, "running")
@@ -193,9 +190,48 @@ async def test_devices_that_appear_later_are_reported_within_two_seconds(plane: 
             await until(is_reported)
 
 
-async def test_resource_of_another_plugin_is_left_alone_until_it_is_removed(plane: Plane) -> None:
+async def test_pod_keeps_its_id_of_the_earlier_version_through_an_update(plane: Plane) -> None:
+    """The earlier version names ids ``<uuid>-<n>``; kubelet's checkpoint has the pod's id."""
+    ids = [f"{device.uuid}-{number}" for device in plane.devices for number in range(16)]
+    earlier = TestPlugin(plane.kubelet.plugin_directory, RESOURCE, ids, endpoint="hami-nvidia.sock")
+    async with earlier:
+        await earlier.register()
+        await plane.offered(128)
+        await plane.place("old", Ask(shares=((0, 1000),)))
+        await plane.until_phase("old", "Running")
+    held = (await plane.listed_ids())["old"]
+    pid = plane.kubelet.containers("old")["main"].pid
+    assert held <= set(ids)
+    async with plane.agent() as context:
+
+        async def is_learnt() -> bool:
+            return context.registry.get_sample_value("hami_nodeagent_grants") == 1
+
+        await until(is_learnt)
+        await plane.offered(128)
+        await plane.kubelet.restart()
+        await plane.offered(128)
+        assert (await plane.listed_ids())["old"] == held
+        assert plane.kubelet.containers("old")["main"].pid == pid
+        for number in range(15):
+            await plane.place(f"new-{number}", Ask(shares=((0, 1000),)))
+        for number in range(15):
+            await plane.until_phase(f"new-{number}", "Running")
+        listed = await plane.listed_ids()
+        assert all(
+            "::" in one for name, of_pod in listed.items() if name != "old" for one in of_pod
+        )
+        assert len(set().union(*listed.values())) == 16
+
+
+@pytest.mark.parametrize("form", ["{}", "{}::0", "{}-0"], ids=["whole", "time-sliced", "hami"])
+async def test_resource_of_another_plugin_is_left_alone_until_it_is_removed(
+    plane: Plane, form: str
+) -> None:
+    """NVIDIA's and HAMi's device plugins name the same devices, also in our form."""
+    ids = [form.format(device.uuid) for device in plane.devices[:2]]
     async with TestPlugin(
-        plane.kubelet.plugin_directory, RESOURCE, ["GPU-other-0", "GPU-other-1"], endpoint="o.sock"
+        plane.kubelet.plugin_directory, RESOURCE, ids, endpoint="o.sock"
     ) as other:
         await other.register()
         await plane.offered(2)
@@ -212,18 +248,41 @@ async def test_resource_of_another_plugin_is_left_alone_until_it_is_removed(plan
             await plane.offered(128)
 
 
+async def test_resource_that_another_plugin_took_over_is_not_offered_to_the_scheduler(
+    plane: Plane,
+) -> None:
+    beats = plane.bus.subscribe(subjects.heartbeat(NODE))
+    ids = [f"{plane.devices[0].uuid}::{number}" for number in range(4)]
+    async with (
+        beats as heard,
+        plane.agent(heartbeat_s=0.1),
+        TestPlugin(plane.kubelet.plugin_directory, RESOURCE, ids, endpoint="o.sock") as other,
+    ):
+        await other.register()
+        await plane.offered(4)
+
+        async def is_unserved() -> bool:
+            messages = await heard.receive(timeout_s=5)
+            last = decode(messages[-1].data, Heartbeat, what="heartbeat")
+            return last.unserved == ("nvidia",) and last.vendors == ()
+
+        await until(is_unserved)
+        await other.close()
+        await plane.offered(128)
+
+
 async def test_malformed_calls_are_refused_and_the_plugin_continues(plane: Plane) -> None:
     async with plane.agent(allocate_wait_s=0.05) as context, plane.plugin() as plugin:
-        valid = f"{plane.devices[0].uuid}-0"
+        valid = f"{plane.devices[0].uuid}::0"
         calls = [
             api.AllocateRequest(),
             _call(),
             _call(""),
-            _call("GPU-nonsense-0"),
+            _call("GPU-nonsense::0"),
             _call(valid, valid),
             _call("x" * 100_000),
             _call(*(f"{valid}{number}" for number in range(5000))),
-            _call(f"{plane.devices[0].uuid}-\u0000"),
+            _call(f"{plane.devices[0].uuid}::\u0000"),
         ]
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -39,7 +39,7 @@ async def test_silence_is_unavailable_within_the_deadline(tmp_path: Path) -> Non
         await lister.list()
     with pytest.raises(Unavailable):
         await lister.serves_get(timeout_s=0.1)
-    assert await lister.foreign_ids(RESOURCE, timeout_s=0.1) == frozenset()
+    assert await lister.healthy_ids(RESOURCE, timeout_s=0.1) is None
     await lister.aclose()
 
 

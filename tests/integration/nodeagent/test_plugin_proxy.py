@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin proxy: kubelet keeps its plugin, and its calls get answers, when agents restart."""
 
+import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import aiohttp
 import anyio
 import grpc.aio
 import pytest
@@ -21,9 +23,13 @@ IDS = 128
 class Pair:
     """Agent and proxy as processes."""
 
-    def __init__(self, plane: Plane, *, hold_s: float = 60.0, leave_s: float = 0.0) -> None:
+    def __init__(
+        self, plane: Plane, *, hold_s: float = 60.0, leave_s: float = 0.0, name: str = ""
+    ) -> None:
+        """``name``: suffix of the files of this pair, where there are several."""
         self.plane = plane
-        sockets = plane.directory / "plugins"
+        self._suffix = name
+        sockets = plane.directory / f"plugins{name}"
         settings = plane.settings()
         nvidia = settings.drivers.nvidia
         self.proxy = self._process(
@@ -59,7 +65,7 @@ class Pair:
         return Process(
             name,
             [sys.executable, "-m", "hami_nodeagent", *words, *flags],
-            log=Path(self.plane.directory / f"{name}.log"),
+            log=Path(self.plane.directory / f"{name}{self._suffix}.log"),
         )
 
     async def lines(self, text: str) -> int:
@@ -166,3 +172,46 @@ async def test_both_serve_pods_on_their_way_when_they_are_stopped(pair: Pair) ->
         await plane.bind(web, ledger_seq)
         await plane.until_phase("web", "Running")
     assert "serves no more pods" in pair.agent.log.read_text()
+
+
+@pytest.mark.parametrize("pair", [{"leave_s": 10.0}], indirect=True)
+async def test_successor_waits_ready_and_takes_over_when_both_are_stopped(pair: Pair) -> None:
+    """A rollout with ``maxSurge`` fails no pod, and kubelet has the plugin again soon."""
+    plane = pair.plane
+    await plane.place("before", Ask(shares=((1, 1000),), command=SHOW))
+    await plane.until_phase("before", "Running")
+    successor = Pair(plane, leave_s=10.0, name="-next")
+    successor.proxy.start()
+    successor.agent.start()
+    try:
+
+        async def waits() -> bool:
+            log = successor.agent.log
+            return log.exists() and "waits for the agent that serves" in log.read_text()
+
+        await until(waits)
+        address = f"http://127.0.0.1:{port_of(successor.agent)}/readyz"
+        async with aiohttp.ClientSession() as http, http.get(address) as answer:
+            assert answer.status == 200
+        assert await successor.lines("registered with kubelet") == 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(pair.agent.stop)
+            group.start_soon(pair.proxy.stop)
+
+        async def registered() -> bool:
+            return await successor.lines("registered with kubelet") >= 1
+
+        await until(registered)
+        await plane.offered(IDS)
+        await plane.place("after", Ask(shares=((2, 500),), command=SHOW))
+        await plane.until_phase("after", "Running")
+        assert await successor.lines("registered with kubelet") == 1
+    finally:
+        await successor.agent.stop()
+        await successor.proxy.stop()
+
+
+def port_of(process: Process) -> int:
+    """Return the port on which a process serves HTTP."""
+    lines = [json.loads(line) for line in process.log.read_text().splitlines()]
+    return next(int(line["port"]) for line in lines if line["message"] == "listening")

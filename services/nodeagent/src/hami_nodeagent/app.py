@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition root of the node agent: drivers, kubelet, pods, ledger; orders start and stop.
 
-Kubelet is served first, from the files of the last run, because containers of this node may have to
-start while the bus or the API server is unavailable (node reboot). Then the agent waits for the API
-server and the bus, indefinitely unless ``start_timeout_s`` is set. Ready means that devices are
-reported and that ledger and pods are read. At shutdown the connection to kubelet ends first; a
-plugin that is missing for a moment stops no container.
+An agent begins when no other one serves the node (``shell.turn``). Kubelet is served first, from
+the files of the last run, because containers of this node may have to start while the bus or the
+API server is unavailable (node reboot). Then the agent waits for the API server and the bus,
+indefinitely unless ``start_timeout_s`` is set. Ready means that devices are reported and that
+ledger and pods are read. At shutdown the connection to kubelet ends first; a plugin that is missing
+for a moment stops no container.
 """
 
 import logging
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Arguments
 from functools import partial
 from importlib.metadata import version
@@ -48,9 +49,10 @@ from hami_nodeagent.core.allowedprofiles import check_allowed
 from hami_nodeagent.core.modes import check_setting
 from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.choice import chosen_drivers, report_untested
-from hami_nodeagent.drivers.protocol import Driver, ModeSwitch
+from hami_nodeagent.drivers.protocol import Driver, Inventory, MemoryCap, ModeSwitch
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.amounts import Advertiser
 from hami_nodeagent.shell.answers import Answers
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.check import SelfCheck
@@ -66,20 +68,28 @@ from hami_nodeagent.shell.leaving import leave
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
 from hami_nodeagent.shell.modes import ModeKeeper
+from hami_nodeagent.shell.nodestatus import StatusWatch
+from hami_nodeagent.shell.overcommit import OvercommitWatch
 from hami_nodeagent.shell.partition_answers import PartitionAnswers
 from hami_nodeagent.shell.partition_news import PartitionTeller
 from hami_nodeagent.shell.partitions import Partitions
 from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.pluginproxy import make_socket_directory
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
+from hami_nodeagent.shell.podsview import PodsView
+from hami_nodeagent.shell.recall import RecallWatch
 from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.sequence import Sequence
+from hami_nodeagent.shell.sharing import SharingKeeper
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
+from hami_nodeagent.shell.turn import Turn
 from hami_nodeagent.shell.usage import UsageWatch
 from hami_nodeagent.shell.usageevents import UsageTeller
 from hami_nodeagent.shell.vnpucore import VnpuCore
+from hami_nodeagent.shell.wall import MemoryWall
 
 SERVICE = "nodeagent"
 _CLOSE_S = 3.0
@@ -126,20 +136,23 @@ class _Parts:
             sequence=Sequence(context.clock),
             tracing=context.tracing,
         )
-        check_setting(settings.drivers.nvidia.mig_mode, field="drivers.nvidia.mig_mode")
-        check_allowed(
-            settings.drivers.nvidia.mig_allowed_profiles,
-            field="drivers.nvidia.mig_allowed_profiles",
-        )
         drivers = _drivers(settings, catalog)
         report_untested(drivers, catalog)
         self.vnpu_core = VnpuCore(settings)
+        self.walls = {
+            driver.vendor: MemoryWall(site=self.site, cap=driver, events=self.events)
+            for driver in drivers
+            if isinstance(driver, MemoryCap)
+        }
+        self.sharing = SharingKeeper(
+            site=self.site, look_again=self._discover_nvidia, events=self.events
+        )
         self.sources = tuple(
             VendorDevices(
                 site=self.site,
                 driver=driver,
                 on_mismatch=context.stop,
-                review=self.vnpu_core.review if driver.vendor == ascend.NAME else None,
+                review=self._review_of(driver.vendor),
             )
             for driver in drivers
         )
@@ -195,13 +208,50 @@ class _Parts:
                 kube=lambda: self.kube,
             ),
         )
+        self.recall = tuple(
+            RecallWatch(
+                site=self.site,
+                bells=self.limiter.priorities.bells,
+                gates=self.limiter.gates,
+                usage=driver.usage,
+                events=self.events,
+                kube=lambda: self.kube,
+            )
+            for driver in drivers
+            if driver.vendor == nvidia.NAME
+        )
+        self.overcommit = OvercommitWatch(
+            site=self.site,
+            bells=self.limiter.priorities.bells,
+            gates=self.limiter.quanta,
+            look=lambda: self.usage.metrics.look,
+            events=self.events,
+        )
         self.kube_ready = anyio.Event()
         self.bus_ready = anyio.Event()
+
+    async def _review_nvidia(self, inventory: Inventory) -> Inventory:
+        """Give NVIDIA's devices their modes of sharing, and mark those with memory limits."""
+        reviewed = await self.sharing.review(inventory)
+        wall = self.walls.get(nvidia.NAME)
+        return reviewed if wall is None else await wall.review(reviewed)
+
+    def _review_of(self, vendor: str) -> Callable[[Inventory], Awaitable[Inventory]] | None:
+        """Return what changes the driver's inventories to what this node can serve."""
+        reviews = {ascend.NAME: self.vnpu_core.review, nvidia.NAME: self._review_nvidia}
+        return reviews.get(vendor)
+
+    def _discover_nvidia(self) -> None:
+        for source in self.sources:
+            if source.vendor == nvidia.NAME:
+                source.look_again()
 
     async def tidy(self) -> None:
         """Remove files of pods without grants."""
         book = self.site.picture.grants
         await anyio.to_thread.run_sync(self.vnpu_core.tidy, lambda uid: bool(book.of_pod(uid)))
+        priorities = self.limiter.priorities
+        await anyio.to_thread.run_sync(priorities.tidy, lambda uid: bool(book.of_pod(uid)))
         await self.partition_answers.tidy()
 
     def events(self) -> EventRecorder | None:
@@ -216,16 +266,42 @@ async def serve_agent(
 ) -> None:
     """Serve until ``context.stopping``; reports its HTTP port as started once it is ready."""
     settings = context.settings
+    _check(settings)
+    sockets = settings.plugin_socket_dir
+    turn = Turn(
+        Path(settings.state_dir),
+        plugins=Path(settings.device_plugin_dir),
+        agent_sockets=make_socket_directory(sockets) if sockets else None,
+    )
+    async with background() as group:
+        app = HttpApp(
+            context.settings_file.routes(),
+            registry=context.registry,
+            ready=lambda: context.ready.is_set or turn.is_awaited,
+        )
+        port = await group.start(serve, app, settings.http_host, settings.http_port)
+        try:
+            if await turn.take(context.stopping):
+                await _serve_node(context, port, task_status)
+        finally:
+            turn.end()
+
+
+def _check(settings: Settings) -> None:
+    """Refuse settings that no driver could use, before the agent in service is asked to stop."""
+    nvidia_settings = settings.drivers.nvidia
+    check_setting(nvidia_settings.mig_mode, field="drivers.nvidia.mig_mode")
+    check_setting(nvidia_settings.sharing, field="drivers.nvidia.sharing")
+    check_allowed(nvidia_settings.mig_allowed_profiles, field="drivers.nvidia.mig_allowed_profiles")
+
+
+async def _serve_node(
+    context: ServiceContext[Settings], port: int, task_status: TaskStatus[int]
+) -> None:
     parts = _Parts(context)
+    context.settings_file.use = parts.site.use
     try:
         async with background() as group:
-            context.settings_file.use = parts.site.use
-            app = HttpApp(
-                context.settings_file.routes(),
-                registry=context.registry,
-                ready=lambda: context.ready.is_set,
-            )
-            port = await group.start(serve, app, settings.http_host, settings.http_port)
             keep = parts.site.supervisor.keep
             group.start_soon(keep, "retries", parts.site.quarantine.retry)
             for source in parts.sources:
@@ -236,6 +312,7 @@ async def serve_agent(
             group.start_soon(keep, "partitions", parts.partitions.run)
             for keeper in parts.modes:
                 group.start_soon(keep, "modes", keeper.run)
+            group.start_soon(keep, "sharing", parts.sharing.run)
             group.start_soon(keep, "partition changes", parts.partition_teller.run)
             await parts.limiter.current()
             async with background() as plugins:
@@ -260,6 +337,15 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
         poll_s=settings.kubelet_poll_s,
     )
     group.start_soon(parts.site.supervisor.keep, "plugin directory", watch.run)
+    if settings.pod_resources_view:
+        view = PodsView(
+            site=parts.site,
+            kubelet=parts.kubelet,
+            resources=parts.vendor_by_resource,
+            socket=Path(settings.pod_resources_view),
+        )
+        keep = partial(parts.site.supervisor.keep, expected=(Unavailable,))
+        group.start_soon(keep, "PodResources view", view.run)
     count_by_vendor: dict[str, int] = {}
     for resource, vendor in parts.vendor_by_resource.items():
         number = count_by_vendor[vendor] = count_by_vendor.get(vendor, 0) + 1
@@ -300,8 +386,11 @@ async def _become_ready(
         publisher=lambda: parts.publisher,
     )
     group.start_soon(keep, "usage events", usage_events.run)
+    group.start_soon(keep, "overcommit", parts.overcommit.run)
     if parts.limiter.is_wanted:
         group.start_soon(keep, "priorities", parts.limiter.priorities.run)
+        for watch in parts.recall:
+            group.start_soon(keep, "recall", watch.run)
     if parts.publisher is not None:
         reporter = QuarantineReporter(
             parts.site.quarantine,
@@ -343,12 +432,19 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
     parts.recorder = EventRecorder(
         kube, component="hami-nodeagent", clock=site.clock, instance=site.node
     )
+    advertiser = Advertiser(
+        site=site,
+        kube=kube,
+        vendors=[parts.catalog.vendor(source.vendor) for source in parts.sources],
+        events=parts.events,
+    )
     pods = PodSource(
         site=site,
         kube=kube,
         keys=parts.keys,
         resources=parts.vendor_by_resource,
         kubelet=parts.kubelet,
+        amounts=advertiser.resources,
     )
     check = SelfCheck(
         site=site,
@@ -364,8 +460,13 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         await group.start(_start_kept, site, "pods", pods.follow)
         parts.allocator.pods = pods
         group.start_soon(site.supervisor.keep, "check", check.run)
+        status = StatusWatch(site=site, kube=kube, vendor_by_resource=parts.vendor_by_resource)
+        group.start_soon(site.supervisor.keep, "node status", status.run)
+        group.start_soon(site.supervisor.keep, "amounts", advertiser.run)
         relimiter = Relimiter(site=site, keeper=parts.keeper)
         group.start_soon(site.supervisor.keep, "limits", relimiter.run)
+        for wall in parts.walls.values():
+            group.start_soon(site.supervisor.keep, "memory limits", wall.run)
         parts.kube_ready.set()
 
 
@@ -487,7 +588,16 @@ def _drivers(settings: Settings, catalog: Catalog) -> tuple[Driver, ...]:
     return (*drivers, *chosen_drivers(settings.drivers, settings.node_name, known=known))
 
 
-_NOT_OF_DRIVER = ("enabled", "mig_mode", "mig_allowed_profiles")
+_NOT_OF_DRIVER = (
+    "enabled",
+    "mig_mode",
+    "mig_allowed_profiles",
+    "sharing",
+    "mps_control",
+    "mps_dir",
+    "mps_check_s",
+    "cgroup_root",
+)
 """Settings of ``drivers.nvidia`` that the agent applies itself."""
 
 

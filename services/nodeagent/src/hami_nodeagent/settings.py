@@ -5,9 +5,9 @@ The defaults are those of a DaemonSet on a usual Linux node. Loaded from file, e
 by ``hami_common.runtime.settings``.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hami_common.events.breach import BreachAction
 from hami_common.metrics.families import NameSet
@@ -17,6 +17,8 @@ from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.core.cgroups import OwnersBy
 from hami_nodeagent.core.health import HealthRules
 from hami_nodeagent.core.holders import Enforcement
+from hami_nodeagent.core.recall import RecallRules
+from hami_nodeagent.core.thrash import ThrashRules
 
 
 class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +50,21 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """MIG profiles that may be chosen by size, by model: names as NVML writes them, with ``*`` and
     ``?``. A model is whole words of the device type, such as ``A100-SXM4-40GB``; the longest that
     matches counts. Cards that no model matches use all profiles that differ only in size."""
+    sharing: dict[str, Literal["hook", "timeslice", "mps"]] = {}
+    """Modes in which cards without partitions are shared, with keys as in ``mig_mode``; ``hook``
+    for all others. A card changes its mode while no container uses it. Pods request the modes
+    ``timeslice`` and ``mps`` by name. The agent never sets a card's compute mode."""
+    mps_control: str = ""
+    """Control daemon of NVIDIA's Multi-Process Service; empty: ``nvidia-cuda-mps-control`` of
+    ``PATH``."""
+    mps_dir: str = "/run/hami-mps"
+    """Host directory of the services' pipes and logs, mounted into the agent under the same path;
+    its directory ``shm`` is the agent's ``/dev/shm``."""
+    mps_check_s: float = 30.0
+    """Interval at which each service is checked, also by a new client."""
+    cgroup_root: str = "/sys/fs/cgroup"
+    """Mount of the host's cgroup file system, version 2, as the driver names groups. Where the
+    driver limits memory per cgroup and the agent may set it, each container gets a limit."""
     reopen_min_s: float = 60.0
     """Minimum interval between two re-initializations of NVML to recover a lost card."""
     unified_memory_mib: int = 0
@@ -79,6 +96,9 @@ class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Longest interval between two samples of regions, devices and processes. Each interval is
     chosen at random between half of this value and the whole, so that no periodic use falls between
     the samples."""
+    idle_look_s: float = 5.0
+    """The same while samples show no launch and no change of processes or memory. A breach is
+    reported after two samples that show it, so within the sum of both intervals."""
     breach: BreachRules = BreachRules()
     action: BreachAction = "event"
     """``event`` reports a breach; ``evict`` also evicts the pod, which requires the right to create
@@ -97,17 +117,30 @@ class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     directory: str = "/run/hami-priority"
     """Host directory of the priority page, mounted into the agent under the same path."""
     rivals_s: float = 0.025
-    """Interval at which usage regions are read while containers of different priority share a
-    device."""
+    """Interval at which the usage regions of containers that may be active are read while
+    containers of different priority share a device. Containers also ring when they begin to launch
+    and when they are idle."""
     neighbours_s: float = 0.1
     """The same while containers of one priority share a device and one of the node is active."""
-    idle_s: float = 0.5
-    """The same when no device is shared, or no container is active. Limits hold meanwhile: a device
-    without active containers counts as not known, and compute is enforced."""
+    idle_s: float = 10.0
+    """Interval at which all regions are read, also of containers that declared themselves idle.
+    Limits hold meanwhile: a device without active containers counts as not known, and compute is
+    enforced."""
     hold_s: float = 0.3
-    """Time for which a container counts as active after its last launch."""
+    """Longest time for which a container counts as active after its last launch."""
     lease_s: float = 1.5
-    """Validity of the priority page if the agent stops renewing it; longer than all intervals."""
+    """Validity of the priority page if the agent stops renewing it; renewed every third of it while
+    a container is active."""
+    min_share_pct: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    """Percent of a device's time that a container still gets after a higher priority has blocked it
+    for a second; 0: none."""
+
+
+class RecallSettings(RecallRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recall of idle containers' device memory; enabled by the device configuration alone."""
+
+    helper: str = "/usr/lib/hami/hami-recall"
+    """Program that makes the driver's checkpoint calls."""
 
 
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,9 +191,19 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "library_keep_s",
         "priority.idle_s",
         "priority.lease_s",
+        "priority.min_share_pct",
         "priority.neighbours_s",
         "priority.rivals_s",
+        "recall.idle_s",
+        "recall.park_s",
+        "recall.retry_s",
         "remember_gone_s",
+        "thrash.after_s",
+        "thrash.calm_s",
+        "thrash.quanta",
+        "thrash.quantum_s",
+        "thrash.retry_s",
+        "thrash.traffic_mib_s",
         "usage.action",
         "usage.actions",
         "usage.look_s",
@@ -183,6 +226,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     devices; the scheduler places no more of them meanwhile. 0: stop at once."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """Kubelet's PodResources socket, which lists pods and their device ids."""
+    pod_resources_view: str = ""
+    """Socket at which the agent serves the same list with the devices that containers were granted,
+    for NVIDIA's DCGM exporter (docs/metrics.md); empty: none."""
     state_dir: str = "/var/lib/hami/agent"
     """Directory of state that survives a restart: grants, last known devices, limits files of pods
     that the webhook did not prepare."""
@@ -212,6 +258,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host_proc: str = "/proc"
     """The host's ``/proc``: the agent must see all processes to find the versions in use and the
     owners of processes on the devices."""
+    host_memory_mib: int = 0
+    """The node's memory, which has to hold what is overcommitted on its devices; 0: that of
+    ``host_proc``."""
     host_root: str = ""
     """The host's root file system, read by ``hamictl doctor``; empty: ``<host_proc>/1/root``."""
     pods_dir: str = "/var/lib/kubelet/pods"
@@ -220,6 +269,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """``LIBCUDA_LOG_LEVEL`` in containers; empty leaves it unset."""
     core_policy: Literal["", "default", "force", "disable"] = ""
     """``GPU_CORE_UTILIZATION_POLICY`` in containers; empty leaves it unset."""
+    advertise_amounts: bool = False
+    """Advertise the totals of memory and compute in the status of the node, for schedulers and
+    autoscalers that sum resources. Requires the right to patch ``nodes/status``, which the
+    component ``advertise-amounts`` gives."""
+    volcano_refresh_s: Annotated[float, Meta(ge=0)] = 30.0
+    """With ``vendors.nvidia.dialects = ["volcano"]``: interval at which all agents change the
+    handshake annotations of their nodes. Volcano 1.14 counts what it allocated in vain until the
+    node changes. 0: never, for Volcano from 1.15.1 on."""
     numa_topology: bool = False
     """Report the NUMA node of each id to kubelet. Kubelet's topology manager then selects ids
     itself and may refuse pods whose devices the scheduler has already selected."""
@@ -267,6 +324,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     response to a new report is pending."""
     usage: UsageSettings = UsageSettings()
     priority: PrioritySettings = PrioritySettings()
+    recall: RecallSettings = RecallSettings()
+    thrash: ThrashRules = ThrashRules()
     partitions: PartitionSettings = PartitionSettings()
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()

@@ -74,6 +74,23 @@ def test_use_within_share_and_margin_is_no_breach(used_mib: int) -> None:
         assert watch.look([holder()], process(used_mib=used_mib)) == Outcome()
 
 
+@pytest.mark.parametrize(
+    ("limit_mib", "margin_mib"), [(1000, 512), (10_240, 512), (20_480, 1024), (81_920, 4096)]
+)
+def test_local_memory_and_lazily_loaded_code_are_within_the_default_margin(
+    limit_mib: int, margin_mib: int
+) -> None:
+    book = BreachBook(BreachRules())
+    own = holder(limit_mib=limit_mib)
+
+    def reported(used_mib: int, after_s: float) -> int:
+        use = {GPU: [process(used_mib=used_mib)]}
+        return sum(len(book.look([own], use, now_s=after_s + n).tell) for n in range(4))
+
+    assert reported(limit_mib + margin_mib, 0) == 0
+    assert reported(limit_mib + margin_mib + 1, 10) == 1
+
+
 def test_breach_is_reported_once_then_repeated_after_long_and_its_end_is_seen() -> None:
     watch = Watch()
     over = process(used_mib=200)

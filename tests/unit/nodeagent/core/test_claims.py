@@ -192,6 +192,16 @@ def test_repeated_call_with_the_same_ids_is_answered_again() -> None:
     assert claimed(decide(other, [pod.listed()], request("x"))) == (pod.uid, "main")
 
 
+def test_id_that_kubelet_gives_twice_leaves_each_pod_its_own_share() -> None:
+    running, waiting = Given("running"), Given("waiting")
+    seen = view(running, waiting, grants=(running.grant("main", "x"),))
+    listing = [running.listed({"main": {GPU: {"x"}}}), waiting.listed()]
+    decision = decide(seen, listing, request("x"))
+    assert claimed(decision) == (waiting.uid, "main")
+    assert isinstance(decision, Claim)
+    assert decision.entry == waiting.entry
+
+
 def test_repeated_call_for_an_init_container_is_answered_again() -> None:
     pod = Given("pod", ("fetch", "init", {GPU: 1}), ("main", "app", {}))
     seen = view(pod, grants=(pod.grant("fetch", "x"),))
@@ -348,7 +358,6 @@ def test_doubtful_candidates_and_old_kubelets_need_all_pods_confirmed() -> None:
         ({"signed": None}, {}, "no-allocation", Refuse),
         ({"signed": None, "annotation_problem": "bad"}, {}, "annotation-invalid", Refuse),
         ({}, {"entries_by_uid": {}}, "ledger-unknown", Wait),
-        ({}, {"entries_by_uid": {}, "bus_connected": False}, "bus-unavailable", Wait),
         ({}, {"devices_by_uuid": {}}, "device-unknown", Wait),
         ({}, {"faulty": {"nvidia-0"}}, "device-unhealthy", Refuse),
         (
@@ -538,7 +547,6 @@ def test_refusal_codes_are_stable() -> None:
         "ambiguous",
         "annotation-invalid",
         "api-unavailable",
-        "bus-unavailable",
         "count-mismatch",
         "device-unhealthy",
         "device-unknown",

@@ -83,9 +83,9 @@ def test_setting_names_cards_by_uuid_or_place_and_the_last_line_counts() -> None
     card = DeviceFacts(uuid="GPU-0", vendor="nvidia", index=3, type="A", memory_mib=1)
     assert wanted_of({}, "n1", card) is None
     assert wanted_of({"n2/3": "on", "n1/2": "on", "GPU-1": "on"}, "n1", card) is None
-    assert wanted_of({"n*/*": "on"}, "n1", card) is True
-    assert wanted_of({"n*/*": "on", "GPU-0": "off"}, "n1", card) is False
-    assert wanted_of({"GPU-0": "off", "n1/3": "on"}, "n1", card) is True
+    assert wanted_of({"n*/*": "on"}, "n1", card) == "on"
+    assert wanted_of({"n*/*": "on", "GPU-0": "off"}, "n1", card) == "off"
+    assert wanted_of({"GPU-0": "off", "n1/3": "on"}, "n1", card) == "on"
 
 
 @pytest.mark.parametrize("key", ["", "0", "/0", "n1/", "n1/first", "n1"])

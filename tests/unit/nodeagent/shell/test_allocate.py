@@ -15,6 +15,7 @@ from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Claim, ListedPod, Refuse
 from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.core.thrash import ThrashRules
 from hami_nodeagent.drivers.protocol import Inventory
 from hami_nodeagent.settings import VnpuCoreSettings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
@@ -98,7 +99,7 @@ async def test_answer_is_kept_on_disk_before_it_is_given(tmp_path: Path) -> None
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     claims, responses = outcome
     assert claims[0].container == "main"
@@ -106,7 +107,7 @@ async def test_answer_is_kept_on_disk_before_it_is_given(tmp_path: Path) -> None
     assert desk.pods.confirmed == ["pod"]
     assert desk.states.read == [pod.uid]
     again = desk.site.checkpoint.load_grants()
-    assert [grant.ids for grant in again] == [("nvidia-0-0",)]
+    assert [grant.ids for grant in again] == [("nvidia-0::0",)]
 
 
 async def test_grant_is_rolled_back_when_the_disk_refuses_it(tmp_path: Path) -> None:
@@ -114,19 +115,19 @@ async def test_grant_is_rolled_back_when_the_disk_refuses_it(tmp_path: Path) -> 
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
     (tmp_path / "grants.new").mkdir()
-    assert refused(await desk.ask("nvidia-0-0")) == "host-failed"
+    assert refused(await desk.ask("nvidia-0::0")) == "host-failed"
     assert len(desk.site.picture.grants) == 0
     (tmp_path / "grants.new").rmdir()
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
 
 
 async def test_answer_that_never_arrived_is_given_again(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
-    first = await desk.ask("nvidia-0-0")
+    first = await desk.ask("nvidia-0::0")
     assert not isinstance(first, Refuse)
-    again = await desk.allocator.allocate([request("nvidia-0-0")], repeated_after_s=60.0)
+    again = await desk.allocator.allocate([request("nvidia-0::0")], repeated_after_s=60.0)
     assert not isinstance(again, Refuse)
     assert again[1] == first[1]
     assert len(desk.site.picture.grants) == 1
@@ -137,10 +138,10 @@ async def test_repeated_call_leaves_older_grants_of_the_same_ids_alone(tmp_path:
     pod = Given("pod", ("init", "init", {GPU: 1}), ("main", "app", {GPU: 1}))
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
-    first = await desk.ask("nvidia-0-0")
+    first = await desk.ask("nvidia-0::0")
     assert not isinstance(first, Refuse)
     assert first[0][0].container == "init"
-    again = await desk.allocator.allocate([request("nvidia-0-0")], repeated_after_s=0.0)
+    again = await desk.allocator.allocate([request("nvidia-0::0")], repeated_after_s=0.0)
     assert not isinstance(again, Refuse)
     assert again[0][0].container == "main"
     assert len(desk.site.picture.grants) == 2
@@ -152,7 +153,7 @@ async def test_update_ends_the_wait_at_once(tmp_path: Path) -> None:
     outcomes: list[Answered | Refuse] = []
 
     async def ask() -> None:
-        outcomes.append(await desk.ask("nvidia-0-0"))
+        outcomes.append(await desk.ask("nvidia-0::0"))
 
     async with background() as group:
         group.start_soon(ask)
@@ -168,7 +169,7 @@ async def test_record_that_was_not_received_is_read(tmp_path: Path) -> None:
     desk = Desk(tmp_path, pod)
     desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
     records = desk.allocator.records = FakeRecords(desk.site, pod, at_read=1)
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     assert records.read == [pod.uid]
 
 
@@ -179,7 +180,7 @@ async def test_pod_affected_by_an_outage_is_refused_later_than_others(tmp_path: 
     desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
     records = desk.allocator.records = FakeRecords(desk.site, pod, at_read=2)
     desk.pods.failures = 3
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     assert len(records.read) == 2
 
 
@@ -187,17 +188,23 @@ async def test_outage_that_lasts_is_the_reason(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
-    assert refused(await desk.ask("nvidia-0-0")) == "ledger-unknown"
+    assert refused(await desk.ask("nvidia-0::0")) == "ledger-unknown"
+
+
+async def test_pod_whose_record_did_not_arrive_before_the_outage_is_served(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
     desk.site.picture.view.bus_connected = False
-    assert refused(await desk.ask("nvidia-0-0")) == "bus-unavailable"
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
 
 
 async def test_wait_ends_with_the_reason(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
-    assert refused(await desk.ask("nvidia-0-0")) == "pod-unknown"
+    assert refused(await desk.ask("nvidia-0::0")) == "pod-unknown"
     desk.kubelet.pods = None
-    assert refused(await desk.ask("nvidia-0-0")) == "list-unavailable"
+    assert refused(await desk.ask("nvidia-0::0")) == "list-unavailable"
     assert desk.kubelet.list_count >= 3
 
 
@@ -211,7 +218,7 @@ async def test_pod_recreated_under_the_same_name_is_not_served(tmp_path: Path) -
         know(desk.site, new)
 
     desk.pods.on_confirm = show_new
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     assert outcome[0][0].pod.uid == "new"
     assert desk.pods.confirmed == ["db-0"]
@@ -222,9 +229,9 @@ async def test_without_the_api_server_the_call_is_refused(tmp_path: Path) -> Non
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
     desk.pods.is_available = False
-    assert refused(await desk.ask("nvidia-0-0")) == "api-unavailable"
+    assert refused(await desk.ask("nvidia-0::0")) == "api-unavailable"
     desk.allocator.pods = None
-    assert refused(await desk.ask("nvidia-0-0")) == "api-unavailable"
+    assert refused(await desk.ask("nvidia-0::0")) == "api-unavailable"
 
 
 async def test_old_kubelet_needs_one_read_of_all_pods(tmp_path: Path) -> None:
@@ -232,7 +239,7 @@ async def test_old_kubelet_needs_one_read_of_all_pods(tmp_path: Path) -> None:
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
     desk.site.picture.view.lists_active_only = False
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     assert desk.pods.confirmed == ["*"]
 
 
@@ -246,9 +253,9 @@ async def test_pod_without_a_mirror_keeps_no_share_away_right_after_a_restart_of
     desk.kubelet.pods = [ListedPod(namespace="nowhere", name="static"), *desk.kubelet.pods]
     view = desk.site.picture.view
     view.lists_active_only = False
-    assert refused(await desk.ask("nvidia-0-0")) == "pod-unknown"
+    assert refused(await desk.ask("nvidia-0::0")) == "pod-unknown"
     desk.pods.on_learn = lambda: setattr(view, "lists_active_only", True)
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     assert set(desk.pods.kind_reads) == {1}
 
 
@@ -257,7 +264,7 @@ async def test_state_that_failed_a_moment_ago_is_heeded(tmp_path: Path) -> None:
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
     desk.states.failed = pod
-    assert refused(await desk.ask("nvidia-0-0")) == "state-failed"
+    assert refused(await desk.ask("nvidia-0::0")) == "state-failed"
     assert len(desk.site.picture.grants) == 0
 
 
@@ -266,14 +273,14 @@ async def test_known_records_are_served_without_a_connection_to_the_bus(tmp_path
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
     desk.allocator.states = None
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
 
 
 async def test_limits_file_is_written_for_pods_without_the_limits_volume(tmp_path: Path) -> None:
     pod = Given("pod", limits_mounted=frozenset())
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     mount = outcome[1][0].mounts[0]
     assert (mount.container_path, mount.read_only) == ("/etc/hami", True)
@@ -288,7 +295,7 @@ async def test_preference_is_for_the_devices_of_the_waiting_container(tmp_path: 
     know(desk.site, pod)
     available = [split.id for split in desk.site.picture.splits("nvidia", GPU).all]
     chosen = await desk.allocator.prefer(request("x", "y"), available=available, must=())
-    assert chosen == ("nvidia-0-0", "nvidia-1-0")
+    assert chosen == ("nvidia-0::0", "nvidia-1::0")
     assert desk.pods.confirmed == []
     desk.kubelet.pods = ()
     nobody = await desk.allocator.prefer(request("x"), available=available, must=())
@@ -299,18 +306,18 @@ async def test_container_may_start_with_granted_ids_only(tmp_path: Path) -> None
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
-    await desk.ask("nvidia-0-0")
+    await desk.ask("nvidia-0::0")
     check = desk.allocator.check_start
-    assert check(GPU, ["nvidia-0-0"]) is None
-    for ids in ([], ["nvidia-0-1"], ["nvidia-0-0", "nvidia-0-1"]):
+    assert check(GPU, ["nvidia-0::0"]) is None
+    for ids in ([], ["nvidia-0::1"], ["nvidia-0::0", "nvidia-0::1"]):
         assert refused_start(check(GPU, ids)) == "not-granted"
     desk.site.picture.states_by_uid[pod.uid] = pod.state("failed", allocation_id="older")
-    assert check(GPU, ["nvidia-0-0"]) is None
+    assert check(GPU, ["nvidia-0::0"]) is None
     desk.site.picture.states_by_uid[pod.uid] = pod.state("failed")
-    assert refused_start(check(GPU, ["nvidia-0-0"])) == "state-failed"
+    assert refused_start(check(GPU, ["nvidia-0::0"])) == "state-failed"
     desk.site.picture.states_by_uid.clear()
     desk.site.picture.failures_by_uid[pod.uid] = Failure(code="device-mismatch", reason="")
-    assert refused_start(check(GPU, ["nvidia-0-0"])) == "state-failed"
+    assert refused_start(check(GPU, ["nvidia-0::0"])) == "state-failed"
 
 
 def refused_start(outcome: Refuse | None) -> str:
@@ -335,7 +342,7 @@ async def test_each_injection_mode_reaches_the_runtime(
     with_minor = tuple(replace(one, minor=one.index) for one in canonical.devices)
     desk.site.picture.set_canonical(replace(canonical, devices=with_minor))
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     response = outcome[1][0]
     given = [Path(one.host_path) for one in response.devices]
@@ -351,13 +358,14 @@ async def test_share_is_mounted_with_the_library_that_enforces_it(tmp_path: Path
     pod = Given("pod")
     desk = Desk(tmp_path, pod, **enforcing(tmp_path))
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     mounts = {mount.container_path: mount for mount in outcome[1][0].mounts}
     assert set(mounts) == {
         "/usr/local/vgpu/libvgpu.so",
         "/etc/ld.so.preload",
         "/run/hami-priority",
+        "/run/hami-priority/bells",
     }
     assert all(Path(mount.host_path).exists() for mount in mounts.values())
     assert all(mount.read_only for mount in mounts.values())
@@ -369,11 +377,39 @@ async def test_share_is_mounted_with_the_library_that_enforces_it(tmp_path: Path
     assert grant.library == library.name
 
 
+@pytest.mark.parametrize(
+    ("overcommit", "volumes", "quanta", "gate"),
+    [
+        ("recall", {"main": "region"}, True, "residency-1"),
+        ("recall", {}, True, ""),
+        ("managed", {"main": "region"}, True, "quantum-1"),
+        ("managed", {}, True, ""),
+        ("managed", {"main": "region"}, False, ""),
+    ],
+)
+async def test_container_gets_a_gate_where_it_can_be_recalled_or_thrash(
+    tmp_path: Path, overcommit: str, volumes: dict[str, str], gate: str, *, quanta: bool
+) -> None:
+    pod = Given("pod", region_volumes=volumes)
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path, thrash=ThrashRules(quanta=quanta)))
+    know(desk.site, pod)
+    view = desk.site.picture.view
+    first = replace(view.devices_by_uuid["nvidia-0"], overcommit=overcommit, capacity_mib=2000)
+    view.devices_by_uuid = {**view.devices_by_uuid, "nvidia-0": first}
+    outcome = await desk.ask("nvidia-0::0")
+    assert not isinstance(outcome, Refuse)
+    (answer,) = outcome[1]
+    mounts = {mount.container_path: mount for mount in answer.mounts}
+    bell = Path(mounts["/run/hami-priority/bells"].host_path)
+    assert [one.name for one in bell.iterdir()] == ([gate] if gate else [])
+    assert ("CUDA_OVERSUBSCRIBE" in answer.envs) == (overcommit == "managed")
+
+
 async def test_share_is_refused_where_the_library_is_missing(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod, **enforcing(tmp_path, library=str(tmp_path / "nowhere.so")))
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert isinstance(outcome, Refuse)
     assert outcome.code == "limiter-missing"
     assert "nowhere.so cannot be read" in outcome.text
@@ -399,7 +435,7 @@ async def test_mounts_are_checked_where_the_library_enforces_the_share(
         pod.facts = replace(pod.facts, signed=replace(pod.facts.signed, placement=placement))
     desk = Desk(tmp_path, pod, **enforcing(tmp_path, enforcement=enforcement))
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert isinstance(outcome, Refuse) is is_refused
     if isinstance(outcome, Refuse):
         assert outcome.code == "limits-hidden"
@@ -410,11 +446,11 @@ async def test_library_that_vanished_from_the_host_is_installed_again(tmp_path: 
     pods = Given("a"), Given("b")
     desk = Desk(tmp_path, pods[0], **enforcing(tmp_path))
     know(desk.site, *pods)
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     (installed,) = (tmp_path / "host").glob("libvgpu-*")
     installed.unlink()
     desk.kubelet.pods = [pods[1].listed()]
-    assert not isinstance(await desk.ask("nvidia-0-1"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::1"), Refuse)
     assert installed.is_file()
 
 
@@ -427,7 +463,7 @@ async def test_whole_devices_are_not_intercepted(tmp_path: Path) -> None:
     pod.entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(whole,)))
     desk = Desk(tmp_path, pod, **enforcing(tmp_path))
     know(desk.site, pod)
-    outcome = await desk.ask("nvidia-0-0")
+    outcome = await desk.ask("nvidia-0::0")
     assert not isinstance(outcome, Refuse)
     response = outcome[1][0]
     assert list(response.mounts) == []
@@ -446,8 +482,8 @@ async def test_two_calls_at_once_cannot_take_the_same_container(tmp_path: Path) 
         outcomes.append(await desk.ask(kubelet_id))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(ask, "nvidia-0-0")
-        group.start_soon(ask, "nvidia-0-1")
+        group.start_soon(ask, "nvidia-0::0")
+        group.start_soon(ask, "nvidia-0::1")
     assert sorted(isinstance(outcome, Refuse) for outcome in outcomes) == [False, True]
 
 
@@ -456,13 +492,13 @@ async def test_pod_with_an_unreadable_newest_record_is_refused(tmp_path: Path) -
     desk = Desk(tmp_path, pod)
     know(desk.site, pod, other)
     desk.site.picture.note_unreadable(pod.uid, "record", "WireInvalid: odd")
-    assert refused(await desk.ask("nvidia-0-0")) == "ledger-unreadable"
+    assert refused(await desk.ask("nvidia-0::0")) == "ledger-unreadable"
     assert len(desk.site.picture.grants) == 0
     desk.kubelet.pods = (other.listed(),)
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
     desk.site.picture.note_unreadable(pod.uid, "record", "")
     desk.kubelet.pods = (pod.listed(),)
-    assert not isinstance(await desk.ask("nvidia-0-1"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::1"), Refuse)
 
 
 async def test_no_share_is_allocated_while_a_candidate_pod_is_unreadable(
@@ -475,9 +511,9 @@ async def test_no_share_is_allocated_while_a_candidate_pod_is_unreadable(
     picture.unreadable_pods[hidden.uid] = UnreadablePod(
         namespace=hidden.facts.namespace, name=hidden.facts.name, resources=frozenset({GPU})
     )
-    assert refused(await desk.ask("nvidia-0-0")) == "pod-unreadable"
+    assert refused(await desk.ask("nvidia-0::0")) == "pod-unreadable"
     picture.unreadable_pods.clear()
-    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert not isinstance(await desk.ask("nvidia-0::0"), Refuse)
 
 
 def npu_pod(count: int = 1) -> Given:

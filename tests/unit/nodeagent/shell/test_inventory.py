@@ -29,7 +29,7 @@ from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, VnpuCoreSettings
-from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
+from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat, host_memory_mib
 from hami_nodeagent.shell.vnpucore import VnpuCore
 from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, device
@@ -456,6 +456,7 @@ async def test_vendors_that_change_at_the_same_time_are_all_kept_on_disk(tmp_pat
 async def test_heartbeats_continue_after_an_outage_of_the_bus(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.site.picture.note_served("nvidia", served=True)
+    bench.site.picture.note_in_status("nvidia")
     async with background() as group:
         group.start_soon(
             lambda: beat(site=bench.site, publisher=MemoryPublisher(bench.bus), vendors=("nvidia",))
@@ -475,6 +476,7 @@ async def test_heartbeats_continue_after_an_outage_of_the_bus(tmp_path: Path) ->
 async def test_heartbeat_reports_at_once_that_kubelet_lost_the_plugin(tmp_path: Path) -> None:
     bench = Bench(tmp_path, heartbeat_s=3600)
     bench.site.picture.note_served("nvidia", served=True)
+    bench.site.picture.note_in_status("nvidia")
     async with background() as group:
         group.start_soon(
             lambda: beat(site=bench.site, publisher=MemoryPublisher(bench.bus), vendors=("nvidia",))
@@ -516,3 +518,21 @@ async def test_device_that_cannot_be_judged_is_unhealthy_and_hides_no_other(
         ("nvidia-1", True),
     ]
     assert [entry.key for entry in site.quarantine.entries()] == ["nvidia nvidia-0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "found_mib"),
+    [
+        ("MemFree: 5 kB\nMemTotal:       24689508 kB\n", 0, 24110),
+        ("MemTotal:       24689508 kB\n", 7, 7),
+        ("nonsense", 0, 0),
+        (None, 0, 0),
+    ],
+)
+def test_memory_of_the_node_is_the_kernels(
+    tmp_path: Path, text: str | None, setting: int, found_mib: int
+) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    settings = make_site(tmp_path, host_proc=str(tmp_path), host_memory_mib=setting).settings
+    assert host_memory_mib(settings) == found_mib

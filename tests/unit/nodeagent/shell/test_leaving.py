@@ -20,6 +20,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(leaving, "SETTLE_S", 0.05)
     site = make_site(tmp_path, leave_s=5.0)
     site.picture.note_served("nvidia", served=True)
+    site.picture.note_in_status("nvidia")
     return site
 
 

@@ -70,6 +70,37 @@ def test_known_owner_needs_one_read(proc: Proc) -> None:
     assert living.dead_of([owner(), owner(8), owner(9)]) == {owner(9)}
 
 
+def test_end_of_a_recognized_process_needs_no_walk(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Living, "_walk", lambda _: pytest.fail("walked"))
+    living = Living(proc.root)
+    proc.run(900, "900 7", INNER)
+    proc.run(901, "901 8", INNER)
+    owners = [owner(), owner(8), owner(9)]
+    living.recognize(900, owners)
+    living.recognize(901, owners)
+    living.recognize(902, owners)
+    assert [living.recognizes(one) for one in owners] == [True, True, False]
+    assert living.ended_of(owners) == frozenset()
+    proc.end(900)
+    assert living.ended_of(owners) == {owner()}
+    assert living.ended_of(owners) == frozenset(), "reported once"
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [owner(start_ticks=0), owner(start_ticks=51), owner(namespace=HOST), owner(namespace=0)],
+)
+def test_owner_that_may_be_another_process_is_not_recognized(proc: Proc, claimed: Owner) -> None:
+    living = Living(proc.root)
+    proc.run(900, "900 7", INNER)
+    living.recognize(900, [claimed])
+    assert not living.recognizes(claimed)
+    proc.end(900)
+    assert living.ended_of([claimed]) == frozenset()
+
+
 def test_processes_are_not_judged_where_proc_cannot_be_read(tmp_path: Path, proc: Proc) -> None:
     assert Living(tmp_path / "absent").dead_of([owner()]) == set()
     (proc.root / "1/stat").unlink()

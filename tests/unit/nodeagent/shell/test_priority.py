@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page that shows containers the active priorities: its layout, and its round trip."""
 
+import socket
 import subprocess
 from collections.abc import Iterator
 from itertools import count, repeat
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.holders import holders_of
-from hami_nodeagent.core.priorities import NOBODY, Standing
+from hami_nodeagent.core.priorities import NO_LEVEL, Standing
+from hami_nodeagent.core.region import Work
 from hami_nodeagent.settings import PrioritySettings
-from hami_nodeagent.shell import priority
+from hami_nodeagent.shell import doorbell, priority
 from hami_nodeagent.shell.priority import PriorityKeeper, PriorityPage
 from hami_nodeagent.shell.regions import region_path
 from tests.support.regions import Built, Process, Used
@@ -27,16 +29,21 @@ NATIVE = Path(__file__).parents[4] / "native" / "libvgpu" / "src"
 
 LAYOUT = """
 #include <stdio.h>
+#include "bell.h"
 #include "priority.h"
 int main(void) {
     printf("%llu %u %u %u %u %zu %zu %zu %zu %zu %zu %s\\n", 0ULL + PRIORITY_MAGIC, PRIORITY_LAYOUT,
-           PRIORITY_DEVICES, PRIORITY_UUID, PRIORITY_NOBODY, sizeof(struct priority_device),
+           PRIORITY_DEVICES, PRIORITY_UUID, PRIORITY_NO_LEVEL, sizeof(struct priority_device),
            offsetof(struct priority_page, devices), offsetof(struct priority_device, sequence),
            offsetof(struct priority_device, highest_active),
            offsetof(struct priority_device, lease_until_ns),
            offsetof(struct priority_device, active_tenants), PRIORITY_PATH);
     printf("%zu %zu %zu\\n", sizeof(struct priority_page), offsetof(struct priority_page, layout),
            offsetof(struct priority_page, device_count));
+    printf("%zu %zu %zu\\n", offsetof(struct priority_device, highest_present),
+           offsetof(struct priority_device, lowest_present),
+           offsetof(struct priority_page, min_share_ppm));
+    printf("%s\\n", BELL_PATH);
     return 0;
 }
 """
@@ -78,14 +85,18 @@ def compiled(directory: Path, text: str, *more: str) -> Path:
 def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     program = compiled(tmp_path, LAYOUT)
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    first, second = printed.splitlines()
+    first, second, third, bell = printed.splitlines()
     assert first.split() == [
         *map(str, (priority.MAGIC, priority.LAYOUT, priority.DEVICES_MAX, priority.UUID_BYTES)),
-        *map(str, (NOBODY, priority.DEVICE_BYTES, priority.HEADER_BYTES, priority.SEQUENCE_AT)),
+        *map(str, (NO_LEVEL, priority.DEVICE_BYTES, priority.HEADER_BYTES, priority.SEQUENCE_AT)),
         *map(str, (priority.HIGHEST_AT, priority.LEASE_AT, priority.TENANTS_AT)),
         f"{priority.CONTAINER_DIRECTORY}/{priority.FILE_NAME}",
     ]
     assert second.split() == [str(priority.SIZE), "8", "16"]
+    present = (priority.HIGHEST_PRESENT_AT, priority.LOWEST_PRESENT_AT)
+    assert third.split() == [*map(str, present), str(priority.MIN_SHARE_AT)]
+    names = (priority.CONTAINER_DIRECTORY, doorbell.DIRECTORY_NAME, doorbell.SOCKET_NAME)
+    assert bell == "/".join(names)
 
 
 def test_the_library_reads_the_page_and_is_woken(tmp_path: Path) -> None:
@@ -156,7 +167,8 @@ async def test_launches_of_a_pod_reach_the_page(tmp_path: Path) -> None:
     path = region_path(tmp_path / "pods", pod.uid, "region")
     path.parent.mkdir(parents=True)
     keeper = PriorityKeeper(site)
-    assert keeper.mounts[0].container_path == "/run/hami-priority"
+    paths = [mount.container_path for mount in keeper.mounts(pod.uid, "main")]
+    assert paths == ["/run/hami-priority", "/run/hami-priority/bells"]
     page = tmp_path / "page" / "page-1"
     launches = 0
 
@@ -178,6 +190,41 @@ async def test_launches_of_a_pod_reach_the_page(tmp_path: Path) -> None:
                 path.with_name("fresh").write_bytes(built.data())
                 path.with_name("fresh").replace(path)
                 await anyio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_doorbells_are_answered_after_a_run_that_was_broken_off(tmp_path: Path) -> None:
+    site = make_site(
+        tmp_path / "state",
+        pods_dir=str(tmp_path / "pods"),
+        priority=PrioritySettings(directory=str(tmp_path / "page")),
+    )
+    pod = Given("pod", region_volumes={"main": "region"})
+    know(site, pod)
+    site.picture.grants.add(pod.grant("main", "a"))
+    path = region_path(tmp_path / "pods", pod.uid, "region")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(Built(processes=(Process(1, (Used(1),), launches=5),)).data())
+    keeper = PriorityKeeper(site)
+    bell = tmp_path / "page" / doorbell.DIRECTORY_NAME / f"{pod.uid}_main" / doorbell.SOCKET_NAME
+    page = tmp_path / "page" / "page-1"
+    at = priority.HEADER_BYTES + priority.TENANTS_AT
+    for launches in (6, 7):
+        built = Built(processes=(Process(1, (Used(1),), launches=launches),))
+        async with background() as group:
+            group.start_soon(keeper.run)
+            with anyio.fail_after(3):
+                while not page.exists() or not bell.exists() or page.read_bytes()[at]:
+                    await anyio.sleep(0.01)
+                await anyio.sleep(0.1)
+                path.write_bytes(built.data())
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"a", str(bell))
+                while not page.read_bytes()[at]:
+                    await anyio.sleep(0.01)
+                path.write_bytes(Built().data())
+                while page.read_bytes()[at]:
+                    await anyio.sleep(0.01)
 
 
 class Hurried:
@@ -206,26 +253,34 @@ class Hurried:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("activity", "sleeps"),
+    ("numbers", "is_idle", "sleeps"),
     [
-        pytest.param(repeat(7), range(20, 22), id="idle: twice a second"),
-        pytest.param(count(), range(95, 103), id="launching: ten times a second"),
+        pytest.param(repeat(7), True, range(5, 7), id="idle: once in ten seconds"),
+        pytest.param(repeat(7), False, range(100, 102), id="an older library: twice a second"),
+        pytest.param(count(), False, range(495, 503), id="launching: ten times a second"),
     ],
 )
 async def test_regions_of_one_priority_are_read_often_only_while_a_container_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activity: Iterator[int], sleeps: range
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    numbers: Iterator[int],
+    *,
+    is_idle: bool,
+    sleeps: range,
 ) -> None:
     site = make_site(
         tmp_path / "state",
         pods_dir=str(tmp_path / "pods"),
         priority=PrioritySettings(directory=str(tmp_path / "page")),
     )
-    site.clock = clock = Hurried(10.0)
+    site.clock = clock = Hurried(50.0)
     for name in ("one", "two"):
         pod = Given(name, region_volumes={"main": "region"})
         know(site, pod)
         site.picture.grants.add(pod.grant("main", "a"))
-    monkeypatch.setattr(priority, "read_activity", lambda _: next(activity))
+    monkeypatch.setattr(
+        priority, "read_activity", lambda *_: Work(number=next(numbers), is_idle=is_idle)
+    )
     async with background() as group:
         group.start_soon(PriorityKeeper(site).run)
         with anyio.fail_after(10):
@@ -240,7 +295,7 @@ async def test_holders_are_collected_again_only_after_a_change(
     site = make_site(
         tmp_path / "state", priority=PrioritySettings(directory=str(tmp_path / "page"))
     )
-    site.clock = clock = Hurried(10.0)
+    site.clock = clock = Hurried(50.0)
     collected = 0
     real = holders_of
 

@@ -21,10 +21,11 @@ from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.drivers.errors import DriverMissing
 from hami_nodeagent.drivers.protocol import DeviceUsage, ProcessUsage
 from hami_nodeagent.settings import UsageSettings
-from hami_nodeagent.shell.breaches import BreachTeller
+from hami_nodeagent.shell.breaches import REASON_TRAFFIC, BreachTeller
 from hami_nodeagent.shell.regions import region_path
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usage import UsageWatch
+from tests.support.manualclock import ManualClock
 from tests.support.regions import Built, Process, Used
 from tests.unit.nodeagent.core.builders import Given
 from tests.unit.nodeagent.core.test_cgroups import UID
@@ -37,6 +38,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "breach"
 MIB = 1 << 20
 PID = 4242
 CONTAINER_ID = "ab" * 32
+OTHER_UID = UID.replace("0f", "1f")
 
 
 class FakeDriver:
@@ -156,6 +158,43 @@ def series(name: str, **labels: str) -> str:
 
 def of_device(name: str) -> str:
     return series(name, vdevice_index="0", device_uuid="nvidia-0", zone="vGPU")
+
+
+async def test_traffic_is_estimated_per_container_and_a_heavy_one_gets_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hami_nodeagent.core.traffic.HIGH_S", 0.0)
+    desk = Desk(tmp_path)
+    desk.run_pod(memory_mib=1000)
+    desk.run_pod("web", uid=OTHER_UID, pid=PID + 1, memory_mib=1000)
+    clock = desk.site.clock = ManualClock()
+    used_ns = {UID: 0, OTHER_UID: 0}
+    desk.driver.answer = (DeviceUsage(uuid="nvidia-0", dram_pct=90.0, pcie_mib_s=12.0),)
+    for _ in range(3):
+        for uid, more_ns in ((UID, 1_500_000_000), (OTHER_UID, 500_000_000)):
+            used_ns[uid] += more_ns
+            process = Process(pid=1, shares=[Used(0)], device_time_ns=used_ns[uid])
+            desk.write_region(Built(uuids=("nvidia-0",), processes=[process]), uid=uid)
+        await desk.look(1)
+        await clock.advance(2.5)
+    metrics = desk.metrics()
+    estimate = "hami_vgpu_memory_bandwidth_estimate_ratio"
+    assert metrics[of_device(estimate)] == pytest.approx(67.5, rel=0.05)
+    assert metrics[of_device("hami_vgpu_pcie_estimate_bytes_per_second")] == pytest.approx(
+        9 * MIB, rel=0.05
+    )
+    device = 'device_index="0",device_type="TEST",device_uuid="nvidia-0",node="node-a",zone="vGPU"'
+    assert metrics[f"hami_host_gpu_memory_bandwidth_ratio{{{device}}}"] == 90.0
+    events = [one for one in desk.peers.of_kind("Event") if one["reason"] == REASON_TRAFFIC]
+    assert [one["involvedObject"]["name"] for one in events] == ["train"]
+
+
+async def test_traffic_that_the_driver_does_not_report_is_absent(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.run_pod(memory_mib=1000)
+    desk.driver.answer = (DeviceUsage(uuid="nvidia-0"),)
+    await desk.look(3)
+    assert not [name for name in desk.metrics() if "bandwidth" in name or "pcie" in name]
 
 
 async def test_device_time_is_metered_by_namespace_from_the_first_reading(tmp_path: Path) -> None:
@@ -438,3 +477,24 @@ def test_message_is_the_published_one() -> None:
     record = decode(golden, BreachRecord, what="golden breach")
     assert encode(record) == golden.rstrip(b"\n")
     assert record.processes[0].pid == 4242
+
+
+async def test_samples_without_a_change_are_taken_less_often(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.run_pod(memory_mib=1000)
+    desk.driver.shows(8, PID)
+    usage = desk.site.settings.usage
+
+    async def intervals(count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            await desk.look(1)
+            found.append(desk.watch.interval_s())
+        return found
+
+    assert await intervals(5) == [usage.look_s] * 3 + [usage.idle_look_s] * 2
+    desk.driver.shows(9, PID)
+    assert await intervals(4) == [usage.look_s] * 3 + [usage.idle_look_s]
+    desk.driver.answer = None
+    assert await intervals(1) == [usage.look_s], "a driver that does not answer is a change"
+    assert usage.look_s + usage.idle_look_s < 10, "a breach is reported within 10 s"

@@ -95,6 +95,8 @@ class ModeReported(Struct, frozen=True, kw_only=True):
 
     uuid: str
     notice: ModeNotice | None
+    is_sharing: bool = False
+    """It is the mode of sharing without partitions (``shell.sharing``)."""
 
 
 Event = (
@@ -119,6 +121,7 @@ class Board:
         self._foreign_by_uuid: dict[str, tuple[Instance, ...]] = {}
         self._faulty_by_uuid: dict[str, tuple[Instance, ...]] = {}
         self._switching: dict[str, ModeNotice] = {}
+        self._sharing: dict[str, ModeNotice] = {}
         self._trouble: dict[Owner, str] = {}
         self._started: set[Owner] = set()
         self.carried: Mapping[Owner, Instance] = MappingProxyType(self._carried)
@@ -133,6 +136,8 @@ class Board:
         """Faulty partitions, by device; their places get no new partition."""
         self.switching: Mapping[str, ModeNotice] = MappingProxyType(self._switching)
         """Cards whose mode is being switched, or cannot be."""
+        self.sharing: Mapping[str, ModeNotice] = MappingProxyType(self._sharing)
+        """The same of their mode of sharing without partitions."""
         self.trouble: Mapping[Owner, str] = MappingProxyType(self._trouble)
         """Reason why a share has no partition yet."""
 
@@ -165,10 +170,12 @@ class Board:
                 self._started.update(event.owners)
             case FaultsChanged():
                 self._faulty_by_uuid[event.uuid] = event.faulty
-            case ModeReported(notice=ModeNotice() as notice):
-                self._switching[event.uuid] = notice
             case ModeReported():
-                self._switching.pop(event.uuid, None)
+                notices = self._sharing if event.is_sharing else self._switching
+                if event.notice is None:
+                    notices.pop(event.uuid, None)
+                else:
+                    notices[event.uuid] = event.notice
 
     def _apply_reading(self, event: PartitionsRead) -> None:
         for owner, instance in list(self._carried.items()):
@@ -243,15 +250,17 @@ class Board:
         A card with a pending mode switch is cordoned; its pods stay.
         """
         left = without_foreign(device, self._foreign_by_uuid.get(device.uuid, ()))
-        notice = self._switching.get(device.uuid)
-        if notice is not None and notice.is_withheld:
+        if any(notice.is_withheld for notice in self._notices(device.uuid)):
             left = replace(left, cordoned=True)
         return without_faulty(left, self._faulty_by_uuid.get(device.uuid, ()))
 
     def mode_text(self, uuid: str) -> str:
-        """Return the text of the card's mode notice; empty without one."""
-        notice = self._switching.get(uuid)
-        return "" if notice is None else notice.text
+        """Return the text of the card's mode notices; empty without any."""
+        return "; ".join(notice.text for notice in self._notices(uuid))
+
+    def _notices(self, uuid: str) -> list[ModeNotice]:
+        found = (notices.get(uuid) for notices in (self._switching, self._sharing))
+        return [notice for notice in found if notice is not None]
 
     def numbered(self, uuid: str, number: int) -> Instance | None:
         """Return the partition of a device by the number that fault reports use."""

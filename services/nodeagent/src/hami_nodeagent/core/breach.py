@@ -38,9 +38,12 @@ class BreachRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Samples that must show a breach: of the last ``window_looks``, for compute in a row."""
     window_looks: int = 20
     """Samples over which bursts of memory and foreign use are counted; at least ``looks``."""
-    memory_margin_mib: int = 64
-    """Memory that a container may use beyond its share, for rounding and late reservations of the
-    driver."""
+    memory_margin_mib: int = 512
+    """Memory that a container may use beyond its share, for what the driver takes by itself: local
+    memory of kernels (264 MiB for each KiB of stack on a device with 132 multiprocessors), lazily
+    loaded code, rounding. The library charges it within seconds, so that it ends further use."""
+    memory_margin_pct: int = 5
+    """The same in percent of the share; the larger of the two applies."""
     core_margin_pct: int = 20
     """The same for compute, because the driver's samples are coarse."""
     core_looks: int = 3
@@ -56,6 +59,10 @@ class BreachRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     """Processes of the host, by the 15 characters the kernel keeps, that may use any device.
     Processes in pods never match these names."""
+
+    def margin_mib(self, limit_mib: int) -> int:
+        """Return the memory that a container with this share may use beyond it."""
+        return max(self.memory_margin_mib, limit_mib * self.memory_margin_pct // _FULL_PCT)
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -211,7 +218,7 @@ class BreachBook:
             holder.limit_mib, min(self._allowed_mib.get(key, holder.limit_mib), used_mib)
         )
         self._allowed_mib[key] = allowed_mib
-        if used_mib <= allowed_mib + self._rules.memory_margin_mib:
+        if used_mib <= allowed_mib + self._rules.margin_mib(holder.limit_mib):
             return []
         return [_breach("memory", holder, processes)]
 

@@ -42,16 +42,24 @@ def owner_of(text: str) -> CgroupOwner | None:
     return None
 
 
+def pod_of(group: str) -> str:
+    """Return the UID of the pod whose group has this name; empty for other groups."""
+    pod = _POD.fullmatch(group)
+    return pod["uid"].replace("_", "-").lower() if pod is not None else ""
+
+
+def container_of(group: str) -> str:
+    """Return the id of the container whose group in a pod's has this name; empty for others."""
+    container = _CONTAINER.fullmatch(group)
+    return container["id"] if container is not None else ""
+
+
 def _owner_on(path: str) -> CgroupOwner | None:
     groups = path.split("/")
     for number, group in enumerate(groups):
-        pod = _POD.fullmatch(group)
-        if pod is None:
+        pod_uid = pod_of(group)
+        if not pod_uid:
             continue
         below = groups[number + 1] if number + 1 < len(groups) else ""
-        container = _CONTAINER.fullmatch(below)
-        return CgroupOwner(
-            pod_uid=pod["uid"].replace("_", "-").lower(),
-            container_id=container["id"] if container is not None else "",
-        )
+        return CgroupOwner(pod_uid=pod_uid, container_id=container_of(below))
     return None

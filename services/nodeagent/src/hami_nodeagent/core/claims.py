@@ -15,6 +15,9 @@ and pod admission, Kubernetes 1.30 to 1.37):
 5. An error from ``Allocate`` rejects the pod for good. Kubelet may repeat a call after a restart,
    when it died before its checkpoint was written, and after the checkpoint was lost, then for pods
    whose containers already ran.
+6. Kubelet may hand out an id that a running pod holds: if ``List`` is called inside ``Allocate``
+   while another pod ends, the device manager forgets that the id is taken until the next pod ends.
+   Both pods then show the id; each has the devices of its own record.
 
 A pod that appears to wait, but for which kubelet will never call, must not block other pods. Such
 pods are recognized by evidence only: a finished phase (rejected pods become ``Failed``; ``List``
@@ -55,8 +58,7 @@ admitted. This needs a list without refused pods (``shell.listkind``, ADR 22).
 ``Wait`` means that an update (watch, ledger feed, keys) may allow a decision; the caller waits a
 bounded time and then refuses with the same code. A record is accepted only if the pod's signed
 annotation verifies and names the record's allocation. While the bus is unavailable, the last known
-records are used; a pod whose record has not arrived is refused with ``bus-unavailable`` even if its
-annotation verifies, because the ledger may have released the share since.
+records are used, and the annotation alone for a pod whose record has not arrived (ADR 28).
 
 Uses no sockets and no clock. The order of ids is irrelevant throughout.
 """
@@ -72,6 +74,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
 from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement
 from hami_common.vendors.handles import suits_mode
 from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podfacts import Ask, PodFacts
@@ -96,8 +99,6 @@ class Code(StrEnum):
     """The ledger has no record for the pod."""
     LEDGER_MISMATCH = "ledger-mismatch"
     """Ledger and annotation name different allocations."""
-    BUS_UNAVAILABLE = "bus-unavailable"
-    """The record has not arrived and the bus is unavailable."""
     ALLOCATION_RELEASED = "allocation-released"
     """The share has been released."""
     STATE_FAILED = "state-failed"
@@ -140,7 +141,7 @@ class Code(StrEnum):
     """A bug of the agent."""
 
 
-OUTAGES = frozenset({Code.LEDGER_UNKNOWN, Code.BUS_UNAVAILABLE, Code.API_UNAVAILABLE})
+OUTAGES = frozenset({Code.LEDGER_UNKNOWN, Code.API_UNAVAILABLE})
 """The pod shows no fault so far; the bus or the API server settles the decision after it recovers.
 These codes get a longer wait than others, because kubelet never retries a refused pod."""
 
@@ -586,16 +587,13 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
     if entry is None or (
         entry.record.allocation_id != signed.allocation_id and entry.sequence < signed.ledger_seq
     ):
-        if not view.bus_connected:
+        if view.bus_connected:
             return Wait(
-                code=Code.BUS_UNAVAILABLE,
-                text=f"the record of pod {pod.title} has not arrived and NATS is unreachable",
+                code=Code.LEDGER_UNKNOWN,
+                text=f"the ledger has no record {signed.ledger_seq} for pod {pod.title}",
+                record_of=pod.uid,
             )
-        return Wait(
-            code=Code.LEDGER_UNKNOWN,
-            text=f"the ledger has no record {signed.ledger_seq} for pod {pod.title}",
-            record_of=pod.uid,
-        )
+        entry = _proved(signed)
     record = entry.record
     if record.origin:
         return Refuse(
@@ -627,6 +625,21 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
             f"{state.code or 'no code'} {state.reason}".rstrip(),
         )
     return entry
+
+
+def _proved(signed: SignedPlacement) -> Entry:
+    """Return the record that the scheduler had written when it signed the annotation."""
+    record = AllocationRecord(
+        op="reserve",
+        allocation_id=signed.allocation_id,
+        node=signed.placement.node,
+        pod_uid=signed.pod_uid,
+        namespace=signed.namespace,
+        pod=signed.pod,
+        containers=signed.placement.containers,
+        origin=signed.origin,
+    )
+    return Entry(record=record, sequence=signed.ledger_seq)
 
 
 def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -> Decision:

@@ -4,7 +4,8 @@
 A container holds a share while its grant exists, its pod is alive and the ledger's newest record of
 the pod names the share: the record's figures count, so a resized share counts with its new size.
 Containers that hold only whole devices are not limited (design D33). HAMi's limiter distributes
-compute by its own rules, so for pods that HAMi placed only memory is compared. Memory in MiB,
+compute by its own rules, so for pods that HAMi placed only memory is compared, as for shares of
+devices in a mode without compute limits by the library. Memory in MiB,
 compute in percent of one device (0: no limit).
 """
 
@@ -14,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from hami_common.events.allocation import AllocationRecord
-from hami_common.model.device import Device
+from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import Share
 from hami_common.pods.visibility import VARIABLE_BY_VENDOR
 from hami_common.vendors.ascend import is_soft_share
@@ -67,6 +68,30 @@ def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
         share.vendor in LIMITED_VENDORS and not share.profile and not is_whole(share, device)
         for share, device in zip(shares, devices, strict=True)
     )
+
+
+def uses_managed_memory(devices: Sequence[Device]) -> bool:
+    """Return whether allocations beyond the devices' own memory use CUDA managed memory.
+
+    A process with managed memory cannot be recalled, so one recalled device excludes it.
+    """
+    return any(device.capacity_mib > device.memory_mib for device in devices) and not any(
+        device.overcommit == RECALL for device in devices
+    )
+
+
+def is_recalled(claim: Claim) -> bool:
+    """Return whether the container's device memory is moved to the host while it is idle.
+
+    Without a usage region nothing reports that it waits, so it keeps its memory on the device.
+    """
+    has_region = claim.container in claim.pod.region_volumes
+    return has_region and any(device.overcommit == RECALL for device in claim.devices)
+
+
+def may_thrash(claim: Claim) -> bool:
+    """Return whether the container's managed memory can be moved out by other containers."""
+    return claim.container in claim.pod.region_volumes and uses_managed_memory(claim.devices)
 
 
 def needs_grant(share: Share) -> bool:
@@ -195,7 +220,7 @@ def holders_of(
                     number=number,
                     place=place,
                     limit_mib=share.memory_mib,
-                    core_pct=0 if entry.record.origin else share.core_pct,
+                    core_pct=0 if entry.record.origin or share.mode else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
                     needs_grant=needs_grant(share),
                     priority=container.priority,

@@ -86,6 +86,12 @@ def find(owner: Owner, view: View) -> Seen | None:
     return None
 
 
+def is_certain(owner: Owner, seen: Seen) -> bool:
+    """Return whether the owner is this process and no other one."""
+    known = (owner.pid, owner.namespace, owner.start_ticks)
+    return 0 not in known and known == (seen.inner_pid, seen.namespace, seen.start_ticks)
+
+
 def is_dead(owner: Owner, view: View, inner: Collection[int]) -> bool:
     """Return whether the owner is certainly gone; ``inner``: namespaces with processes seen."""
     would_be_seen = (

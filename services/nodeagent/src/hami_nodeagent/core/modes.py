@@ -16,7 +16,7 @@ special case. Times in seconds; depends on no vendor, disk or clock.
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -29,6 +29,7 @@ from hami_nodeagent.core.podbook import PodBook
 
 FILE_VERSION = 1
 Word = Literal["on", "off"]
+W = TypeVar("W", bound=str)
 UNNAMED = (
     "MIG mode is off, but no CDI specification names the card; renew the vendor's: nvidia-ctk cdi "
     "generate --output=/etc/cdi/nvidia.yaml"
@@ -103,7 +104,14 @@ def decide(look: Look) -> Verdict:
     if look.pause == "later":
         undo = mode.is_divided if kept is not None else None
         return Verdict(text=f"{_doing(look.wanted)} failed: {look.problem}", step=undo, note=kept)
-    waits = _waits_for(look)
+    waits = waits_for(
+        look.users,
+        is_known=look.is_known,
+        cordoned_for_s=look.cordoned_for_s,
+        settle_s=look.settle_s,
+    )
+    if not waits and look.pause == "soon":
+        waits = f"is tried again: {look.problem}"
     if waits:
         return Verdict(text=f"{_doing(look.wanted)} {waits}", is_withheld=True, note=kept)
     return Verdict(
@@ -114,17 +122,18 @@ def decide(look: Look) -> Verdict:
     )
 
 
-def _waits_for(look: Look) -> str:
-    if not look.is_known:
+def waits_for(
+    users: Sequence[str], *, is_known: bool, cordoned_for_s: float, settle_s: float
+) -> str:
+    """Return why a card is not unused yet; empty if it is. Arguments as in ``Look``."""
+    if not is_known:
         return "waits until this agent knows who uses the card"
-    if look.users:
-        shown = ", ".join(look.users[:_SHOWN])
-        rest = len(look.users) - _SHOWN
+    if users:
+        shown = ", ".join(users[:_SHOWN])
+        rest = len(users) - _SHOWN
         return f"waits for {shown}" + (f" and {rest} more" if rest > 0 else "")
-    if look.cordoned_for_s < max(0.0, look.settle_s):
+    if cordoned_for_s < max(0.0, settle_s):
         return "waits until no scheduler gives the card away"
-    if look.pause == "soon":
-        return f"is tried again: {look.problem}"
     return ""
 
 
@@ -136,20 +145,20 @@ def _pending(mode: CardMode) -> str:
     return f"MIG mode goes {'on' if mode.is_divided_next else 'off'} with the card's next reset"
 
 
-def wanted_of(setting: Mapping[str, Word], node: str, card: DeviceFacts) -> bool | None:
-    """Return the mode that the setting names for a card; the last matching line counts.
+def wanted_of(setting: Mapping[str, W], node: str, card: DeviceFacts) -> W | None:
+    """Return the word that the setting has for a card; the last matching line counts.
 
     Keys: a card's UUID, or ``<node>/<index>``, each with ``*`` and ``?`` as wildcards.
     """
-    wanted: bool | None = None
+    wanted: W | None = None
     names = (card.uuid, f"{node}/{card.index}")
     for key, word in setting.items():
         if any(fnmatchcase(name, key) for name in names):
-            wanted = word == "on"
+            wanted = word
     return wanted
 
 
-def check_setting(setting: Mapping[str, Word], *, field: str) -> None:
+def check_setting(setting: Mapping[str, str], *, field: str) -> None:
     """Reject keys that match nothing or are too broad."""
     for key in setting:
         node, slash, index = key.rpartition("/")

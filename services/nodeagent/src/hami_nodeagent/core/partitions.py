@@ -577,8 +577,8 @@ def wanted_of(share: Share) -> Wanted:
 def have_left(pods: PodBook, grants: GrantBook, listing: Sequence[ListedPod]) -> frozenset[str]:
     """Return pods that are gone from API server and kubelet although their grants exist.
 
-    A listed pod of the same name is another pod if it does not show the granted ids, or if a
-    younger grant holds these ids.
+    A listed pod of the same name is another pod if it does not show the granted ids, or if another
+    pod of this name has a younger grant of these ids.
     """
     listed = {(one.namespace, one.name): one for one in listing}
     return frozenset(
@@ -598,7 +598,9 @@ def _is_shown(grant: Grant, listed: ListedPod | None, grants: GrantBook) -> bool
     if listed.uid:
         return listed.uid == grant.pod_uid
     is_succeeded = any(
-        other.time_s > grant.time_s and other.pod_uid != grant.pod_uid
+        other.time_s > grant.time_s
+        and other.pod_uid != grant.pod_uid
+        and (other.namespace, other.pod) == (grant.namespace, grant.pod)
         for other in grants.of_ids(grant.resource, grant.ids)
     )
     if is_succeeded:

@@ -8,6 +8,7 @@ reads nothing else for extended resources, and fractions are rounded up as kubel
 
 import math
 from collections.abc import Collection, Mapping
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -42,6 +43,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     kind_by_container: Mapping[str, ContainerKind] = {}
     asks_by_resource: Mapping[str, tuple[Ask, ...]] = {}
     """Containers with requests, in the order in which kubelet admits them."""
+    amounts_by_resource: Mapping[str, int] = {}
+    """The whole pod's requests for resources that the agent advertises, as kubelet counts them."""
     gone: bool = False
     """The object was deleted; kubelet may still list the pod."""
     finished: bool = False
@@ -73,6 +76,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     container_by_id: Mapping[str, str] = {}
     """Runtime's container id, as in the status → container. An ephemeral container that targets
     another one counts as its target."""
+    killed_at_s: float | None = None
+    """Unix time at which kubelet kills the containers, once the pod is being deleted."""
     traceparent: str = ""
 
     @property
@@ -88,8 +93,12 @@ def facts_of(
     resources: Collection[str],
     verifier: Verifier,
     gone: bool = False,
+    amounts: Collection[str] = (),
 ) -> PodFacts:
-    """Return facts of ``pod``: requests for ``resources``, and its placement on ``node``."""
+    """Return facts of ``pod``: requests for ``resources``, and its placement on ``node``.
+
+    ``amounts``: resources of memory and compute that kubelet counts.
+    """
     signed, problem = _verified(pod, node, verifier)
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
     containers = [container for _, container in pod.containers_in_order()]
@@ -102,6 +111,7 @@ def facts_of(
         name=pod.metadata.name,
         kind_by_container={container.name: kind for kind, container in pod.containers_in_order()},
         asks_by_resource=_asks(pod, resources),
+        amounts_by_resource=requests_of(pod, amounts),
         gone=gone,
         finished=pod.is_finished(),
         admitted=_admitted(pod.status),
@@ -131,8 +141,17 @@ def facts_of(
         },
         unseen_env={one.name: names for one in containers if (names := _unseen_env(one))},
         container_by_id=_container_by_id(pod),
+        killed_at_s=_unix_s(pod.metadata.deletion_timestamp),
         traceparent=pod.annotations().get(annotations.TRACEPARENT, ""),
     )
+
+
+def _unix_s(text: str | None) -> float | None:
+    """Return the time of a field of Kubernetes; ``None`` without one that can be read."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
 
 
 def _verified(pod: PodView, node: str, verifier: Verifier) -> tuple[SignedPlacement | None, str]:
@@ -157,6 +176,26 @@ def _asks(pod: PodView, resources: Collection[str]) -> dict[str, tuple[Ask, ...]
                     Ask(container=container.name, kind=kind, count=math.ceil(value))
                 )
     return {resource: tuple(found) for resource, found in asks.items()}
+
+
+def requests_of(pod: PodView, resources: Collection[str]) -> dict[str, int]:
+    """Return the pod's requests for ``resources``, as kubelet counts them.
+
+    Sums over application containers and sidecars, or what an init container needs beside the
+    sidecars before it, if that is more (``PodRequests`` in ``k8s.io/component-helpers``, v1.34).
+    """
+    running: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for kind, container in pod.containers_in_order():
+        for resource in resources:
+            value = parse_quantity(container.quantity(resource) or "")
+            if value is None or value <= 0:
+                continue
+            now = running.get(resource, 0) + math.ceil(value)
+            if kind != "init":
+                running[resource] = now
+            peak[resource] = max(peak.get(resource, 0), now)
+    return peak
 
 
 def _container_by_id(pod: PodView) -> dict[str, str]:

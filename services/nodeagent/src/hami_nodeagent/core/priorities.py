@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which containers are active on each device, and at which priority (design D31).
 
-A container counts as active for a while after the last launch that its region showed. Its level is
-that of its allocation, 0 (highest) to 7, and ``DEFAULT_LEVEL`` without one. A tenant that writes
+A container counts as active for a while after the last launch that its region showed, and not
+longer than until all its processes declare themselves idle. Its level is that of its allocation,
+0 (highest) to 7, and ``DEFAULT_LEVEL`` without one. A tenant that writes
 into its region can only make its own container look active, which is allowed at any time. Times in
 seconds of the caller's clock.
 """
@@ -12,19 +13,26 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from hami_nodeagent.core.holders import Holder
+from hami_nodeagent.core.region import Work
 
 LOWEST = 7
-NOBODY = 255
+NO_LEVEL = 255
+"""Level where no container has one; ``PRIORITY_NO_LEVEL`` of priority.h."""
 DEFAULT_LEVEL = 1
 ContainerKey = tuple[str, str]
 """(pod uid, container)."""
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """Active priority levels of a device."""
+    """Priority levels of a device's containers."""
 
-    highest_active: int = NOBODY
+    highest_active: int = NO_LEVEL
     active_tenants: int = 0
+    """Active containers of the highest active level: those of lower levels are blocked."""
+    highest_present: int = NO_LEVEL
+    """Of all containers with a share."""
+    lowest_present: int = 0
+    """0 also without a container."""
 
 
 def level_of(holder: Holder) -> int:
@@ -35,21 +43,60 @@ def level_of(holder: Holder) -> int:
 class Activity:
     """Time of each container's last observed launch."""
 
-    def __init__(self, *, hold_s: float) -> None:
-        """A container stays active for ``hold_s`` after its last launch."""
+    def __init__(self, *, hold_s: float, rung_hold_s: float) -> None:
+        """A container stays active for ``hold_s`` after its last launch.
+
+        One that rings reports when it is idle, and is seldom polled in between: ``rung_hold_s``.
+        """
         self._hold_s = hold_s
-        self._seen: dict[ContainerKey, int] = {}
+        self._rung_hold_s = rung_hold_s
+        self._ringing: set[ContainerKey] = set()
+        self._seen: dict[ContainerKey, Work] = {}
         self._active_until_s: dict[ContainerKey, float] = {}
 
-    def note(self, seen_by_container: Mapping[ContainerKey, int], *, now_s: float) -> None:
-        """Record the activity numbers of all readable regions."""
-        for key, seen in seen_by_container.items():
-            if key in self._seen and self._seen[key] != seen:
-                self._active_until_s[key] = now_s + self._hold_s
-        self._seen = dict(seen_by_container)
+    def note(
+        self,
+        read: Collection[ContainerKey],
+        seen: Mapping[ContainerKey, Work],
+        *,
+        now_s: float,
+        has_rung: bool = False,
+    ) -> None:
+        """Record what was seen in the regions that were read; others keep their state.
+
+        ``has_rung``: these containers rang, so that their first sight is activity, too.
+        """
+        if has_rung:
+            self._ringing.update(read)
+        for key in read:
+            before, work = self._seen.pop(key, None), seen.get(key)
+            if work is None:
+                continue
+            self._seen[key] = work
+            if work.is_idle:
+                self._active_until_s.pop(key, None)
+            elif (before is None and has_rung) or (before is not None and before != work):
+                hold_s = self._rung_hold_s if key in self._ringing else self._hold_s
+                self._active_until_s[key] = now_s + hold_s
         self._active_until_s = {
             key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s
         }
+
+    def keep_only(self, keys: Collection[ContainerKey]) -> None:
+        """Forget all other containers."""
+        for known in (self._seen, self._active_until_s):
+            for key in set(known) - set(keys):
+                del known[key]
+        self._ringing &= set(keys)
+
+    def is_quiet(self, key: ContainerKey) -> bool:
+        """Return whether the container rings before its next launch: it need not be polled."""
+        work = self._seen.get(key)
+        return work is None or work.is_idle
+
+    def rings(self, key: ContainerKey) -> bool:
+        """Return whether the container has rung, so that it also reports when it is idle."""
+        return key in self._ringing
 
     @property
     def is_any_active(self) -> bool:
@@ -62,22 +109,30 @@ class Activity:
         for holder in holders:
             if holder.uuid not in standings:
                 continue
-            if (holder.pod_uid, holder.container) not in self._active_until_s:
-                continue
-            known = standings[holder.uuid]
+            known, level = standings[holder.uuid], level_of(holder)
+            active = level if key_of(holder) in self._active_until_s else NO_LEVEL
+            highest = min(known.highest_active, active)
+            others = known.active_tenants if known.highest_active == highest else 0
             standings[holder.uuid] = Standing(
-                highest_active=min(known.highest_active, level_of(holder)),
-                active_tenants=known.active_tenants + 1,
+                highest_active=highest,
+                active_tenants=others + (active == highest != NO_LEVEL),
+                highest_present=min(known.highest_present, level),
+                lowest_present=max(known.lowest_present, level),
             )
         return standings
 
 
-def has_rivals(holders: Collection[Holder]) -> bool:
-    """Return whether containers of different priority share a device."""
+def key_of(holder: Holder) -> ContainerKey:
+    """Return the container that holds the share."""
+    return holder.pod_uid, holder.container
+
+
+def rivals_of(holders: Collection[Holder]) -> frozenset[ContainerKey]:
+    """Return the containers that share a device with one of another priority."""
     levels: dict[str, set[int]] = {}
     for holder in holders:
         levels.setdefault(holder.uuid, set()).add(level_of(holder))
-    return any(len(found) > 1 for found in levels.values())
+    return frozenset(key_of(one) for one in holders if len(levels[one.uuid]) > 1)
 
 
 def has_neighbours(holders: Collection[Holder]) -> bool:

@@ -40,7 +40,7 @@ HEADER = (
     ("checksum", "I"),
     ("slots_seen", "I"),
 )
-CONTROL = (("", "8x"), ("reclaimed", "Q"), ("errors", "Q"), ("", "40x"))
+CONTROL = (("", "8x"), ("reclaimed", "Q"), ("errors", "Q"), ("touched_ns", "Q"), ("", "32x"))
 SHARE = (
     ("share", "Q"),
     ("share_high", "Q"),
@@ -57,9 +57,16 @@ SLOT = (
     ("refusals", "Q"),
     ("device_time_ns", "Q"),
     ("waited_ns", "Q"),
-    ("", "8x"),
+    ("idle_launches", "Q"),
 )
-DEVICE = (("", "16x"), ("over_since_ns", "Q"), ("", "104x"), ("uuid", "64s"))
+DEVICE = (
+    ("", "16x"),
+    ("over_since_ns", "Q"),
+    ("", "72x"),
+    ("starved_ns", "Q"),
+    ("", "24x"),
+    ("uuid", "64s"),
+)
 
 Reason = Literal[
     "missing", "unreadable", "not-a-file", "size", "magic", "layout", "header", "checksum"
@@ -112,6 +119,15 @@ class ProcessUse(Struct, frozen=True, kw_only=True):
     waited_ns: int
 
 
+class Work(Struct, frozen=True, kw_only=True):
+    """Launches of a container's processes."""
+
+    number: int
+    """Changes with every launch."""
+    is_idle: bool = False
+    """Every process has declared itself idle; its next launch rings (``shell.doorbell``)."""
+
+
 class DeviceUse(Struct, frozen=True, kw_only=True):
     """Usage of one device, summed over the records of all living processes."""
 
@@ -120,6 +136,8 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     module_bytes: int = 0
     over_since_ns: int = 0
     """Time since when usage exceeds a lowered limit; 0: it does not."""
+    starved_ns: int = 0
+    """Time for which processes waited for higher priorities beyond the first second."""
 
 
 class Region(Struct, frozen=True, kw_only=True):
@@ -134,6 +152,8 @@ class Region(Struct, frozen=True, kw_only=True):
     """Processes that ended without releasing their usage, cleaned up by other processes."""
     errors: int = 0
     """Releases of more than was used: a bug of the library, or a write by the tenant."""
+    touched_ns: int = 0
+    """Time at which calls into the driver were last seen, of containers with a gate; 0: never."""
 
     @property
     def last_launch_ns(self) -> int:
@@ -218,7 +238,7 @@ def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
     layout = parse_header(data[:HEADER_BYTES], len(data))
     if isinstance(layout, Refused):
         return layout
-    reclaimed, errors = _CONTROL.unpack_from(data, _HEADER.size)
+    reclaimed, errors, touched_ns = _CONTROL.unpack_from(data, _HEADER.size)
     slots = data[layout.slots_at : layout.slots_at + layout.slots_bytes]
     owned = {
         number: _process(slot) for number, slot in enumerate(_SLOT.iter_unpack(slots)) if slot[0]
@@ -232,17 +252,33 @@ def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
         ended=tuple(process for process in owned.values() if process.owner in dead),
         reclaimed=reclaimed,
         errors=errors,
+        touched_ns=touched_ns,
     )
 
 
-def activity(slots: bytes) -> int:
-    """Return a number that changes with every launch; ``slots`` as ``Layout`` has them."""
-    return hash(tuple((slot[0], slot[3], slot[4]) for slot in _SLOT.iter_unpack(slots)))
+def activity(slots: bytes, dead: Collection[Owner] = ()) -> Work:
+    """Return the launches in ``slots``, which are as ``Layout`` has them; ``dead`` make none."""
+    living = [
+        slot for slot in _SLOT.iter_unpack(slots) if slot[0] and not (dead and _owner(slot) in dead)
+    ]
+    return Work(
+        number=hash(tuple((slot[0], slot[3], slot[4]) for slot in living)),
+        is_idle=all(slot[4] == slot[8] for slot in living),
+    )
+
+
+def owners(slots: bytes) -> frozenset[Owner]:
+    """Return the owners of ``slots``."""
+    return frozenset(_owner(slot) for slot in _SLOT.iter_unpack(slots) if slot[0])
+
+
+def _owner(slot: tuple[int, ...]) -> Owner:
+    return Owner(pid=slot[0], namespace=slot[1], start_ticks=slot[2] & _LOW_48)
 
 
 def _process(slot: tuple[int, ...]) -> ProcessUse:
     return ProcessUse(
-        owner=Owner(pid=slot[0], namespace=slot[1], start_ticks=slot[2] & _LOW_48),
+        owner=_owner(slot),
         last_launch_ns=slot[3],
         launches=slot[4],
         refusals=slot[5],
@@ -254,7 +290,9 @@ def _process(slot: tuple[int, ...]) -> ProcessUse:
 def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceUse]:
     devices: dict[str, DeviceUse] = {}
     for device in range(layout.device_count):
-        over_since_ns, name = _DEVICE.unpack_from(data, layout.devices_at + device * _DEVICE.size)
+        over_since_ns, starved_ns, name = _DEVICE.unpack_from(
+            data, layout.devices_at + device * _DEVICE.size
+        )
         used = context = module = 0
         for slot in owned:
             line = device * layout.slot_count + slot
@@ -271,6 +309,7 @@ def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceU
                 context_bytes=context,
                 module_bytes=module,
                 over_since_ns=over_since_ns,
+                starved_ns=starved_ns,
             ),
         )
     return devices

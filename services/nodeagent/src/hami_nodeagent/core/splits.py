@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derives kubelet's device ids from devices, and selects preferred ids.
 
-A split is one id ``<device uuid>-<i>``, i from 0 to slots - 1; a uuid that would make the id longer
-than kubelet's 63 characters is replaced by a digest of it. Kubelet only counts splits. The id of a
-container never determines its device (design D9); it only keeps kubelet's view consistent with the
-agent's. Ids are ordered by device, then by number.
+A split is one id ``<device uuid>::<i>``, i from 0 to slots - 1: the form of NVIDIA's device plugin
+for shared devices, which monitoring tools such as NVIDIA's DCGM exporter resolve to the device. A
+uuid that would make the id longer than kubelet's 63 characters is replaced by a digest of it.
+Kubelet only counts splits. The id of a container never determines its device (design D9); it only
+keeps kubelet's view consistent with the agent's. Ids are ordered by device, then by number.
 
 An id that a running container holds stays advertised even when its device has fewer slots now or is
-gone, because kubelet kills a pod at its next re-admission when one of its ids has vanished.
+gone, because kubelet kills a pod at its next re-admission when one of its ids has vanished. That
+includes ids of the older form ``<device uuid>-<i>``: while a container holds one, it takes the
+place of the newer id with the same number, so that the number of ids stays the same.
 Protocol: kubelet device plugin v1beta1. Does not depend on pods.
 """
 
@@ -22,6 +25,8 @@ from hami_common.units import whole
 MAX_ID_LENGTH = 63
 _DIGITS = 16
 _NUMBER_LENGTH = 5
+_SEPARATOR = "::"
+_OLDER_SEPARATOR = "-"
 
 
 class Split(Struct, frozen=True, kw_only=True):
@@ -36,7 +41,39 @@ class Split(Struct, frozen=True, kw_only=True):
 
 def split_id(uuid: str, number: int) -> str:
     """Return the id of split ``number`` of a device."""
-    return f"{_stem(uuid)}-{number}"
+    return f"{_stem(uuid)}{_SEPARATOR}{number}"
+
+
+def exact_ids(ids: Iterable[str], uuids: Iterable[str]) -> tuple[str, ...]:
+    """Return one id for each granted device, where kubelet counts ``ids`` for the container.
+
+    Kubelet may have chosen ids of other devices than the granted ``uuids``. The numbers of the ids
+    stay, those of the right device first.
+    """
+    left = sorted(ids)
+    numbers: dict[int, int] = {}
+    wanted = list(enumerate(uuids))
+    for is_own in (True, False):
+        for place, uuid in wanted:
+            fitting = [one for one in left if not is_own or _parts(one)[0] == _stem(uuid)]
+            if place not in numbers and fitting:
+                left.remove(fitting[0])
+                numbers[place] = _parts(fitting[0])[1] or 0
+    return tuple(split_id(uuid, numbers.get(place, 0)) for place, uuid in wanted)
+
+
+def _older_id(uuid: str, number: int) -> str:
+    return f"{_stem(uuid)}{_OLDER_SEPARATOR}{number}"
+
+
+def _parts(kubelet_id: str) -> tuple[str, int | None]:
+    """Return the stem and the number of an id of either form; ``None``: it has neither form."""
+    for separator in (_SEPARATOR, _OLDER_SEPARATOR):
+        stem, found, tail = kubelet_id.rpartition(separator)
+        number = whole(tail) if found else None
+        if number is not None:
+            return stem, number
+    return kubelet_id, None
 
 
 def _stem(uuid: str) -> str:
@@ -73,10 +110,14 @@ class Splits:
         def healthy(uuid: str) -> bool:
             return uuid in known and known[uuid].healthy and uuid not in faulty
 
+        def advertised(uuid: str, number: int) -> str:
+            new, older = split_id(uuid, number), _older_id(uuid, number)
+            return older if older in held and new not in held else new
+
         for device in known.values():
             splits.extend(
                 Split(
-                    id=split_id(device.uuid, number),
+                    id=advertised(device.uuid, number),
                     uuid=device.uuid,
                     healthy=healthy(device.uuid),
                     numa=device.numa,
@@ -86,7 +127,7 @@ class Splits:
         announced = {split.id for split in splits}
         uuid_by_stem = {_stem(uuid): uuid for uuid in known}
         for kubelet_id in sorted(set(held) - announced):
-            uuid = uuid_by_stem.get(kubelet_id.rpartition("-")[0], "")
+            uuid = uuid_by_stem.get(_parts(kubelet_id)[0], "")
             numa = known[uuid].numa if uuid else None
             splits.append(Split(id=kubelet_id, uuid=uuid, healthy=healthy(uuid), numa=numa))
         return cls(splits)
@@ -102,9 +143,9 @@ class Splits:
 
     def owns(self, kubelet_id: str) -> bool:
         """Return whether the id has the form of a split of these devices, advertised or not."""
-        stem, _, number = kubelet_id.rpartition("-")
+        stem, number = _parts(kubelet_id)
         return kubelet_id in self._uuid_by_id or (
-            number.isdecimal() and any(_stem(split.uuid) == stem for split in self.all)
+            number is not None and any(_stem(split.uuid) == stem for split in self.all)
         )
 
     def __contains__(self, kubelet_id: object) -> bool:
@@ -116,8 +157,8 @@ class Splits:
         """Return ``size`` ids out of ``available``, selected in this order.
 
         First the ids in ``must``, then one of each ``wanted`` device, then free ids on the device
-        with the most free ids. Empty when ``available`` cannot fill ``size``; kubelet then reports
-        the shortage itself.
+        with the most free ids. Of one device, ids of the older form come last. Empty when
+        ``available`` cannot fill ``size``; kubelet then reports the shortage itself.
         """
         chosen = list(dict.fromkeys(must))
         free = sorted(set(available) - set(chosen), key=self._order)
@@ -141,7 +182,7 @@ class Splits:
             free.remove(best)
         return tuple(chosen)
 
-    def _order(self, kubelet_id: str) -> tuple[str, int, str]:
+    def _order(self, kubelet_id: str) -> tuple[str, bool, int, str]:
         uuid = self.uuid_of(kubelet_id)
-        tail = kubelet_id.rpartition("-")[2]
-        return (uuid, whole(tail) or 0, kubelet_id)
+        number = _parts(kubelet_id)[1] or 0
+        return (uuid, kubelet_id != split_id(uuid, number), number, kubelet_id)

@@ -81,8 +81,14 @@ class Row(Struct, frozen=True, kw_only=True):
     """The driver's last sample of the container's part of the device."""
     is_over: bool = False
     """Usage has exceeded the limit since the limit was lowered."""
+    starved_ns: int = 0
+    """Time for which processes waited for higher priorities beyond the first second."""
     part: Part | None = None
     """Partition that carries the share, if any."""
+    dram_pct: float | None = None
+    """Estimate of the container's part of the device's memory bandwidth, in percent of it."""
+    pcie_mib_s: float | None = None
+    """Estimate of its PCIe traffic, in MiB per second."""
 
     @property
     def is_load_known(self) -> bool:
@@ -169,6 +175,7 @@ def rows_of(
                 driver_bytes=driver_bytes,
                 core_pct=core_pct,
                 is_over=used.over_since_ns > 0,
+                starved_ns=used.starved_ns,
                 part=part,
             )
         )

@@ -8,6 +8,7 @@ blocks the loop; the driver abandons hanging calls after its own deadline.
 Memory in MiB, compute in percent of one device, power in watts.
 """
 
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -56,6 +57,10 @@ class DeviceUsage(Struct, frozen=True, kw_only=True):
     total_mib: int | None = None
     core_pct: int | None = None
     memory_bus_pct: int | None = None
+    dram_pct: float | None = None
+    """Percent of the bandwidth of its memory."""
+    pcie_mib_s: float | None = None
+    """Traffic in both directions, in MiB per second."""
     temperature_c: int | None = None
     power_w: float | None = None
     processes: tuple[ProcessUsage, ...] | None = None
@@ -85,6 +90,25 @@ class ModeSwitch(Protocol):
 
         ``PartitionBusy``: a process uses the card. ``NotSupported``: it would take a reboot.
         ``DriverDenied``: the agent lacks the permission.
+        """
+        ...
+
+
+@runtime_checkable
+class MemoryCap(Protocol):
+    """Limits the device memory of the processes in a cgroup, by the driver itself."""
+
+    @property
+    def vendor(self) -> str:
+        """Vendor word."""
+        ...
+
+    async def cap_memory(self, uuid: str, group: Path, limit_mib: int | None) -> None:
+        """Set the limit of the cgroup at the path ``group`` on a device; ``None``: no limit.
+
+        ``NotSupported``: the driver has no such limit, or the device is divided in hardware.
+        ``DriverDenied``: the agent lacks the permission. Other errors of ``Driver.discover`` if the
+        limit is not in effect.
         """
         ...
 

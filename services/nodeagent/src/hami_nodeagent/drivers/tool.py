@@ -78,27 +78,35 @@ class Tool:
         return which(self._path or self.name)
 
     async def run(
-        self, *arguments: str, limit_s: float | None = None, one_line: bool = False
+        self,
+        *arguments: str,
+        limit_s: float | None = None,
+        one_line: bool = False,
+        given: str = "",
     ) -> Answer:
         """Run the tool with ``arguments`` and wait for its end.
 
-        ``one_line``: the tool never ends by itself; take its first line and end it. Errors:
-        ``DriverMissing``, ``DriverDenied``, ``DeviceHung``, ``AnswerUnknown`` (more than
-        ``ANSWER_LIMIT`` bytes or ``LINES_LIMIT`` lines).
+        ``given``: the tool's standard input. ``one_line``: the tool never ends by itself; take its
+        first line and end it. Errors: ``DriverMissing``, ``DriverDenied``, ``DeviceHung``,
+        ``AnswerUnknown`` (more than ``ANSWER_LIMIT`` bytes or ``LINES_LIMIT`` lines).
         """
         doing = " ".join((self.name, *arguments))
         async with self._turn:
             if self.is_stuck:
                 raise DeviceHung(doing=doing, detail="an earlier run has not ended yet")
-            process = await self._start(doing, arguments)
+            process = await self._start(doing, arguments, has_input=bool(given))
             try:
+                if process.stdin is not None:
+                    with suppress(anyio.BrokenResourceError):  # it has ended without reading
+                        await process.stdin.send(given.encode())
+                    await process.stdin.aclose()
                 return await self._talk(
                     process, doing, self._limit_s if limit_s is None else limit_s, one_line=one_line
                 )
             finally:
                 await self._end(process)
 
-    async def _start(self, doing: str, arguments: tuple[str, ...]) -> Process:
+    async def _start(self, doing: str, arguments: tuple[str, ...], *, has_input: bool) -> Process:
         path = self.find()
         if path is None:
             raise DriverMissing(
@@ -110,7 +118,7 @@ class Tool:
             with anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     [path, *arguments],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env=environment,

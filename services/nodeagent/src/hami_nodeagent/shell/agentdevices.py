@@ -3,7 +3,7 @@
 
 A mount of ``/dev`` shows nodes; only a container whose cgroup allows them can open them, and only
 kubelet's device manager or a container runtime sets that rule. So this process is a device plugin
-of one resource with one id, which only an agent's pod asks for: ``Allocate`` names the nodes that
+of one resource, which only an agent's pod asks for: ``Allocate`` names the nodes that
 fit the patterns, and the CDI device that stands for all devices of a vendor, whose specification
 adds the driver's libraries. A policy of the API server keeps pods of other namespaces from the
 resource.
@@ -36,7 +36,8 @@ from hami_nodeagent.shell.pluginproxy import KUBELET_SOCKET, VERSION, identity
 
 SERVICE = "agent-devices"
 RESOURCE = "hami.io/agent-devices"
-DEVICE_ID = "all"
+DEVICE_IDS = ("all", "all-for-the-successor")
+"""In a rollout, an agent and its successor are on a node at the same time (``shell.turn``)."""
 SOCKET = "hami-agent-devices.sock"
 DEV = "/dev"
 _HEALTHY = "Healthy"
@@ -176,7 +177,9 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
     ) -> AsyncIterator[api.ListAndWatchResponse]:
         """Send one id, and keep the stream open."""
         del request, context
-        yield api.ListAndWatchResponse(devices=[api.Device(ID=DEVICE_ID, health=_HEALTHY)])
+        yield api.ListAndWatchResponse(
+            devices=[api.Device(ID=one, health=_HEALTHY) for one in DEVICE_IDS]
+        )
         await anyio.sleep_forever()
 
     async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
@@ -197,8 +200,11 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
         self, request: api.AllocateRequest, context: _Context
     ) -> api.AllocateResponse:
         """Return every matching node, at its own path, and the CDI device."""
-        if any(list(one.devices_ids) != [DEVICE_ID] for one in request.container_requests):
-            detail = f"hami: {RESOURCE} has one id, {DEVICE_ID!r}"
+        if any(
+            len(one.devices_ids) != 1 or one.devices_ids[0] not in DEVICE_IDS
+            for one in request.container_requests
+        ):
+            detail = f"hami: a container asks for one {RESOURCE}, as an id of {DEVICE_IDS}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
         devices = [
             api.DeviceSpec(host_path=path, container_path=path, permissions="rw")

@@ -40,7 +40,7 @@ from hami_nodeagent.core.claims import (
     grant_of,
 )
 from hami_nodeagent.core.grants import Grant
-from hami_nodeagent.core.holders import hindrance_of, needs_library
+from hami_nodeagent.core.holders import hindrance_of, is_recalled, may_thrash, needs_library
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.install import Installed
@@ -247,7 +247,15 @@ class Allocator:
             return await anyio.to_thread.run_sync(
                 self._vnpu_core.mounts, claim.pod.uid, claim.container
             )
-        return self._limiter.mounts(installed) if grant.library else ()
+        if not grant.library:
+            return ()
+        return self._limiter.mounts(
+            installed,
+            claim.pod.uid,
+            claim.container,
+            is_recalled=is_recalled(claim),
+            may_thrash=may_thrash(claim),
+        )
 
     def _forget_tries(self, requests: Sequence[Request], *, since_s: float) -> None:
         for request in requests:

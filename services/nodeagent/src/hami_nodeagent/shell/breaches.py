@@ -8,12 +8,10 @@ disruption budgets and grace periods apply, names the pod by uid, and is retried
 accepted.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from functools import partial
 
-from hami_common.apipath import api_path
 from hami_common.bus import subjects
 from hami_common.errors import HamiError, NotFound
 from hami_common.events.breach import BreachProcess, BreachRecord
@@ -21,11 +19,13 @@ from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_nodeagent.core.breach import Breach, Outcome
 from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.shell.eviction import evict
 from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 
 REASON = "LimitBreached"
 REASON_UNLIMITED = "ShareNotHeld"
+REASON_TRAFFIC = "MemoryBandwidthHigh"
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,16 @@ class BreachTeller:
                 message=f"the share is booked, not enforced: {problem}",
                 kind="Warning",
             )
+
+    async def report_traffic(self, pod_uid: str, text: str) -> None:
+        """Report a container that uses most of a device's memory bandwidth."""
+        pod, recorder = self._site.picture.pods.find(pod_uid), self._events()
+        if pod is None or recorder is None:
+            return
+        _log.warning("memory bandwidth used up", extra={"pod": pod.title, "text": text})
+        await recorder.record(
+            self._regarding(pod), reason=REASON_TRAFFIC, message=text, kind="Warning"
+        )
 
     async def tell(self, outcome: Outcome, vendor: str) -> None:
         """Send the due reports; unavailable peers are retried at the next sample."""
@@ -196,10 +206,7 @@ class BreachTeller:
 
     async def _evict_one(self, kube: KubeApi, pod: PodFacts) -> None:
         try:
-            await kube.create(
-                api_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction"),
-                _eviction(pod),
-            )
+            await evict(kube, pod)
         except NotFound:
             _log.info("pod to evict is gone", extra={"pod": pod.title})
         except HamiError as error:
@@ -209,14 +216,3 @@ class BreachTeller:
             self._site.metrics.evictions.inc()
             _log.warning("evicted", extra={"pod": pod.title})
         del self._to_evict[pod.uid]
-
-
-def _eviction(pod: PodFacts) -> bytes:
-    return json.dumps(
-        {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
-    ).encode()

@@ -32,7 +32,6 @@ _MOST_IDS = 4096
 """More ids than any container can ask for; a larger call is malformed."""
 _STATUS = {
     Code.REQUEST_INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    Code.BUS_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.API_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.LIST_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
@@ -65,6 +64,10 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         )
         self.stream_count = 0
         """ListAndWatch streams that kubelet holds now: none means that it does not know us."""
+        self.sent: Splits | None = None
+        """List that kubelet was sent last; ``None`` before the first."""
+        self.is_displaced = False
+        """Another plugin took the resource over: kubelet gets no list that would hide this."""
         self.silent = anyio.Event()
         """Set when the last of these streams ends; another one for each time."""
         self._picture = site.picture
@@ -93,7 +96,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         """All ids with their health, now and whenever that changes."""
         del request, context
         self.stream_count += 1
-        self._picture.note_served(self.vendor, served=True, resource=self.resource)
+        self.displaced(is_displaced=False)
         sent: Splits | None = None
         try:
             while True:
@@ -101,8 +104,8 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                 found: list[Splits] = []
                 # A list that cannot be made leaves kubelet with the last one.
                 self._quarantine.call("plugin", f"{self.resource} list", partial(self._look, found))
-                if found and found[0] != sent:
-                    sent = found[0]
+                if found and found[0] != sent and not self.is_displaced:
+                    sent = self.sent = found[0]
                     self._count(sent)
                     yield self._devices(sent)
                 await changed.wait()
@@ -112,9 +115,14 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                 silent, self.silent = self.silent, anyio.Event()
                 silent.set()
             # The first sign that kubelet died is the end of its stream.
-            self._picture.note_served(
-                self.vendor, served=self.stream_count > 0, resource=self.resource
-            )
+            self.displaced(is_displaced=self.is_displaced)
+
+    def displaced(self, *, is_displaced: bool) -> None:
+        """Store whether another plugin took the resource over, and whether ours is served."""
+        self.is_displaced = is_displaced
+        self._picture.note_served(
+            self.vendor, served=self.stream_count > 0 and not is_displaced, resource=self.resource
+        )
 
     def _look(self, found: list[Splits]) -> None:
         found.append(self._picture.splits(self.vendor, self.resource))

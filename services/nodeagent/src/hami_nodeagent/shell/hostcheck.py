@@ -152,8 +152,9 @@ class HostCheck:
                 "second-plugin",
                 "FAIL",
                 f"another device plugin has a socket here: {', '.join(foreign)}",
-                "remove the other plugin from this node (for NVIDIA: the device plugin's DaemonSet,"
-                " or devicePlugin.enabled=false in the GPU operator), then restart kubelet",
+                "remove the other plugin from this node (with NVIDIA's GPU operator: kubectl label"
+                f" --overwrite node {self._site.node} nvidia.com/gpu.deploy.device-plugin=false)."
+                " If the socket remains, restart kubelet",
             )
         return self._say("second-plugin", "PASS", "no other device plugin has a socket here")
 

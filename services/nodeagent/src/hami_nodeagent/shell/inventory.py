@@ -14,17 +14,19 @@ library was loaded, and only a new process can load the new one.
 """
 
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
-from hami_common.bounds import NAME_MOST, TEXT_MOST
+from hami_common.bounds import MEMORY_MIB_MOST, NAME_MOST, TEXT_MOST
 from hami_common.bus import grants, subjects
 from hami_common.errors import HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events.codec import decode_on, encode, event_headers
@@ -48,6 +50,7 @@ from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
 from hami_nodeagent.drivers.protocol import Driver, Inventory
 from hami_nodeagent.drivers.rules import within_bounds
+from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
@@ -61,6 +64,8 @@ INSIST_RETRIES = 100
 """Pauses of ``report_retry_s`` after which facts are reported again while the registry's record is
 of another run."""
 
+_MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
+_KIB_PER_MIB = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -333,6 +338,7 @@ class Reporter:
         self._sequence = site.sequence
         self._events = events
         self._settings = site.settings
+        self._host_memory_mib = min(host_memory_mib(site.settings), MEMORY_MIB_MOST)
         self._clock = site.clock
         self._metrics = site.metrics
         self._reported_seq = 0
@@ -430,6 +436,7 @@ class Reporter:
             links=self._source.links,
             driver_version=self._source.driver_version[:NAME_MOST],
             agent_version=version("hami-nodeagent"),
+            host_memory_mib=self._host_memory_mib,
             problem="; ".join(filter(None, (self._source.problem, *withheld, *beyond)))[:TEXT_MOST],
         )
 
@@ -555,6 +562,19 @@ class Reporter:
             source=f"/nodeagent/{self._picture.node}",
             time_s=time_s,
         )
+
+
+def host_memory_mib(settings: Settings) -> int:
+    """Return the node's memory, by the settings or the kernel; 0 if it is unknown."""
+    if settings.host_memory_mib > 0:
+        return settings.host_memory_mib
+    try:
+        text = (Path(settings.host_proc) / "meminfo").read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        _log.warning("memory of the node not read", extra={"problem": str(error)})
+        return 0
+    found = _MEM_TOTAL.search(text)
+    return int(found[1]) // _KIB_PER_MIB if found else 0
 
 
 def _check_vendor(canonical: NodeDevices, *, what: str) -> None:

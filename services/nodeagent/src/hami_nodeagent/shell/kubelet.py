@@ -10,8 +10,16 @@ starts, because kubelet drops whatever is registered when an old stream ends.
 Where a plugin proxy stands between, the plugin is served to the proxy, which serves kubelet; an
 agent that finds kubelet's stream still held there does not register again.
 
-Before it registers, a plugin looks whether kubelet already has healthy ids of its resource that are
-not ours: then another plugin owns the resource, and to take it away would break that one's pods.
+Before it registers, a plugin checks whether kubelet already has healthy ids of its resource: then
+another plugin owns the resource, and to take it away would break that one's pods. Ids in our form
+may be left from our own stream, which kubelet drops in a moment; those of NVIDIA's device plugin
+with time slicing have this form too, and stay.
+
+Kubelet lets a plugin that registers later take a resource over, and does not report it: the older
+stream stays open. So kubelet's healthy ids are compared with those that were sent. While they
+differ, the vendor is not offered to the scheduler. When kubelet has none left, because the other
+plugin ended, ours registers again. Kubelet 1.37 keeps the ids of a plugin that ended beside another
+one of its resource until kubelet or our plugin restarts, so there the vendor is offered after that.
 Outside document: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
 """
 
@@ -36,6 +44,7 @@ from hami_nodeagent.shell.pluginproxy import (
     STREAMS,
     VERSION,
     identity,
+    listens,
     make_socket_directory,
 )
 from hami_nodeagent.shell.podresources import PodResources
@@ -46,7 +55,11 @@ DIAL_S = 5.0
 STREAM_S = 3.0
 """Time after a registration within which kubelet must open its stream, in seconds."""
 STOP_S = 2.0
+_LOOKS = 3
+"""Consecutive checks that must agree before a difference counts: kubelet may lag behind a list."""
+_LOOK_AGAIN_S = 1.0
 _FOREIGN_S = 1.0
+"""Time in which kubelet drops the ids of a stream of ours that ended, in seconds."""
 _LISTENS_S = 0.02
 """Interval between attempts at kubelet's socket while kubelet does not run, in seconds."""
 
@@ -60,16 +73,6 @@ _CLIENT_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
 ]
-
-
-async def _listens(socket: Path) -> bool:
-    try:
-        with anyio.fail_after(DIAL_S):
-            stream = await anyio.connect_unix(socket)
-    except (OSError, TimeoutError):
-        return False
-    await anyio.aclose_forcefully(stream)
-    return True
 
 
 class PluginKeeper:
@@ -95,12 +98,15 @@ class PluginKeeper:
         if site.settings.plugin_socket_dir:
             agent_dir = make_socket_directory(site.settings.plugin_socket_dir)
             self._own = agent_dir / self._socket.name
+        self._site = site
         self._picture = site.picture
         self._pod_resources = pod_resources
         self._clock = site.clock
         self._metrics = site.metrics
         self._quarantine = site.quarantine
         self._poll_s = site.settings.kubelet_poll_s
+        self._is_dropped = False
+        """Kubelet dropped the plugin although its stream is open, also the proxy's."""
         self.registered_count = 0
 
     async def run(self) -> None:
@@ -121,7 +127,7 @@ class PluginKeeper:
         self._meet(run)
         try:
             async with self._served() as is_known:
-                if is_known:
+                if is_known and not self._is_dropped:
                     self._count("kept")
                 else:
                     await self._register()
@@ -159,7 +165,7 @@ class PluginKeeper:
             run = identity(self._kubelet)
             if not run:
                 await self._directory.wait(changed)
-            elif await _listens(self._kubelet):
+            elif await listens(self._kubelet):
                 return run
             else:
                 await anyio.sleep(min(self._poll_s, _LISTENS_S))
@@ -230,6 +236,7 @@ class PluginKeeper:
                     peer=PEER, detail=f"Register: {error.code().name} {error.details()}"
                 ) from error
         self.registered_count += 1
+        self._is_dropped = False
         self._count("registered")
         _log.info(
             "registered with kubelet",
@@ -238,19 +245,29 @@ class PluginKeeper:
 
     async def _refuse_foreign(self) -> None:
         splits = self._picture.splits(self._plugin.vendor, self._plugin.resource)
-        served = await self._pod_resources.foreign_ids(self._plugin.resource, timeout_s=_FOREIGN_S)
-        foreign = sorted(one for one in served if not splits.owns(one))
-        if foreign:
-            raise Denied(
-                peer=PEER,
-                detail=f"another device plugin serves {self._plugin.resource} on this node, for "
-                f"example id {foreign[0]!r}; remove that plugin or give our resource another name",
+        deadline_s = self._clock.monotonic_s() + _FOREIGN_S
+        while True:
+            served = await self._pod_resources.healthy_ids(
+                self._plugin.resource, timeout_s=_FOREIGN_S
             )
+            if not served:
+                return
+            foreign = sorted(one for one in served if not splits.owns(one))
+            if foreign or self._clock.monotonic_s() >= deadline_s:
+                example = (foreign or sorted(served))[0]
+                raise Denied(
+                    peer=PEER,
+                    detail=f"another device plugin serves {self._plugin.resource} on this node, "
+                    f"for example id {example!r}; remove that plugin or give our resource another "
+                    "name",
+                )
+            await anyio.sleep(self._poll_s)
 
     async def _watch(self, run: str) -> str:
         """Return, with the reason, once a new cycle is needed."""
         own = identity(self._socket)
         silent_since_s = self._clock.monotonic_s()
+        looks: list[frozenset[str]] = []
         while True:
             changed, silent = self._directory.changed, self._plugin.silent
             if identity(self._kubelet) != run:
@@ -258,12 +275,48 @@ class PluginKeeper:
             if identity(self._socket) != own:
                 return "our socket was removed"
             if self._plugin.stream_count:
-                await self._directory.wait(changed, silent)
+                if await self._is_lost(looks):
+                    self._is_dropped = True
+                    return "kubelet dropped our devices"
+                check_s = self._site.settings.check_s
+                await self._directory.wait(
+                    changed, silent, most_s=min(check_s, _LOOK_AGAIN_S) if looks else check_s
+                )
                 silent_since_s = self._clock.monotonic_s()
             elif self._clock.monotonic_s() - silent_since_s > STREAM_S:
                 return "kubelet left"
             else:
                 await anyio.sleep(self._poll_s)
+
+    async def _is_lost(self, looks: list[frozenset[str]]) -> bool:
+        """Return whether kubelet has none of the healthy ids that it was sent.
+
+        If it has other ids, note that another plugin displaced ours. ``looks``: earlier answers
+        that differed from what was sent.
+        """
+        sent = self._plugin.sent
+        healthy = await self._pod_resources.healthy_ids(self._plugin.resource, timeout_s=_FOREIGN_S)
+        if sent is None or healthy is None:
+            return False
+        if healthy == frozenset(split.id for split in sent.all if split.healthy):
+            looks.clear()
+            if self._plugin.is_displaced:
+                self._plugin.displaced(is_displaced=False)
+            return False
+        if looks and looks[-1] != healthy:
+            looks.clear()
+        looks.append(healthy)
+        if len(looks) < _LOOKS:
+            return False
+        del looks[:-_LOOKS]
+        if healthy and not self._plugin.is_displaced:
+            self._count("foreign")
+            _log.error(
+                "another device plugin took the resource over",
+                extra={"resource": self._plugin.resource, "example_id": min(healthy)},
+            )
+            self._plugin.displaced(is_displaced=True)
+        return not healthy
 
     def _count(self, outcome: str) -> None:
         self._metrics.registrations.labels(resource=self._plugin.resource, outcome=outcome).inc()

@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.shell.gates import QUANTUM_NAME, Gates
 from hami_nodeagent.shell.install import Installed, Installer, InstallFailed
 from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.site import Site
@@ -29,6 +30,8 @@ class Limiter:
     def __init__(self, site: Site) -> None:
         settings = site.settings
         self.priorities = PriorityKeeper(site)
+        self.gates = Gates(self.priorities.bells)
+        self.quanta = Gates(self.priorities.bells, QUANTUM_NAME)
         self._site = site
         self._installer = Installer(
             Path(settings.library), Path(settings.library_dir), proc=Path(settings.host_proc)
@@ -59,11 +62,27 @@ class Limiter:
         self._site.metrics.limiter_installed.set(self._installed is not None)
         return self._installed
 
-    def mounts(self, installed: Installed | None) -> tuple[BindMount, ...]:
-        """Return a limited container's mounts: library, preload file, priorities."""
+    def mounts(
+        self,
+        installed: Installed | None,
+        pod_uid: str,
+        container: str,
+        *,
+        is_recalled: bool,
+        may_thrash: bool,
+    ) -> tuple[BindMount, ...]:
+        """Return a limited container's mounts: library, preload file, priorities.
+
+        One that ``is_recalled`` gets a gate, as does one that ``may_thrash`` where the settings
+        allow quanta. ``OSError`` if the directory of its doorbell cannot be created.
+        """
         if installed is None:
             return ()
-        return (*installed.mounts, *self.priorities.mounts)
+        if is_recalled:
+            self.gates.create((pod_uid, container))
+        if may_thrash and self._site.settings.thrash.quanta:
+            self.quanta.create((pod_uid, container))
+        return (*installed.mounts, *self.priorities.mounts(pod_uid, container))
 
     async def collect(self) -> None:
         """Remove versions that no grant, no process and no new container needs."""

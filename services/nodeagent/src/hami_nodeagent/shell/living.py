@@ -3,14 +3,23 @@
 
 If the last process of a container is killed, its slot remains, because no other process of the
 container is left to reclaim it. A walk through ``/proc`` costs some reads per process, so it is
-done only if an owner is not found at its last PID; an owner found dead is not searched again.
-Not thread-safe.
+done only if an owner is not found at its last PID; an owner found dead is not searched again. An
+owner whose process was recognized needs no walk. Not thread-safe.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 
-from hami_nodeagent.core.living import Owner, Seen, View, find, inner_pid, is_dead, parse_stat
+from hami_nodeagent.core.living import (
+    Owner,
+    Seen,
+    View,
+    find,
+    inner_pid,
+    is_certain,
+    is_dead,
+    parse_stat,
+)
 
 _U32 = (1 << 32) - 1
 
@@ -44,6 +53,31 @@ class Living:
         # One whose start is not known may have a successor of the same number.
         self._dead |= {owner for owner in dead if owner.start_ticks}
         return dead | self._dead.intersection(owners)
+
+    def pids_of(self, owners: Collection[Owner]) -> dict[Owner, int]:
+        """Return the pids in ``/proc`` of those that live and are visible; blocks as above."""
+        self.dead_of(owners)
+        return {owner: self._alive[owner].pid for owner in owners if owner in self._alive}
+
+    def recognize(self, pid: int, owners: Collection[Owner]) -> None:
+        """Note which of these owners the process is, if that is certain; reads three files."""
+        try:
+            seen = _look(self._proc / str(pid))
+        except OSError:
+            return
+        for owner in owners:
+            if seen is not None and is_certain(owner, seen):
+                self._alive[owner] = seen
+
+    def ended_of(self, owners: Collection[Owner]) -> frozenset[Owner]:
+        """Those of which the process was recognized and has ended; reads one file for each."""
+        recognized = [owner for owner in owners if self.recognizes(owner)]
+        return frozenset(owner for owner in recognized if not self._still(owner))
+
+    def recognizes(self, owner: Owner) -> bool:
+        """Return whether the owner's process is known for certain, and lived when last read."""
+        seen = self._alive.get(owner)
+        return seen is not None and is_certain(owner, seen)
 
     def keep_only(self, owners: Collection[Owner]) -> None:
         """Forget all others."""

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from hami_nodeagent.core.claims import Code
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5)
+_RECALL_S = (0.1, 0.3, 1, 2, 3, 5, 10, 20, 30, 60, 120)
 
 
 KINDS = (
@@ -34,8 +35,92 @@ KINDS = (
     "share",
     "state",
     "usage",
+    "wall",
 )
 """Kinds of objects that the agent isolates."""
+
+
+class RecallMetrics:
+    """Metrics of recall; their labels are phases, operations and reasons of ``core.recall``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.containers = Gauge(
+            "hami_recall_containers",
+            "Containers of devices with recall, by phase; docs/recall.md lists them.",
+            ("phase",),
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "hami_recall_waiting_containers",
+            "Parked containers that wait for memory of their device.",
+            registry=registry,
+        )
+        self.parked = Gauge(
+            "hami_recall_parked_bytes",
+            "Device memory of parked containers, which is in the memory of the host.",
+            registry=registry,
+        )
+        self.moved = Counter(
+            "hami_recall_moved_bytes",
+            "Device memory moved to the host (park) and back (return).",
+            ("operation",),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "hami_recall_seconds",
+            "Time to park a container, and to return one from the moment it got its room.",
+            ("operation",),
+            buckets=_RECALL_S,
+            registry=registry,
+        )
+        self.failures = Counter(
+            "hami_recall_failures",
+            "Containers that could not be parked, or not be returned (restore), by reason.",
+            ("reason",),
+            registry=registry,
+        )
+
+
+class OvercommitMetrics:
+    """Metrics of overcommitted devices; kinds are those of ``core.pressure``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def of_device(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(
+                f"hami_overcommit_{name}", text, (*labels, "device_uuid"), registry=registry
+            )
+
+        self.promised = of_device(
+            "promised_bytes", "Sum of the memory limits of an overcommitted device's containers."
+        )
+        self.used = of_device(
+            "used_bytes", "Memory given to these containers, on the device and in the host."
+        )
+        self.spilled = of_device(
+            "spilled_bytes", "The part of it that exceeds the device: it is in the host at least."
+        )
+        self.pressure = of_device(
+            "pressure",
+            "1 while a condition of docs/overcommit.md holds; without a device it is the node's.",
+            "kind",
+        )
+        self.changes = Counter(
+            "hami_overcommit_quantum_changes",
+            "Times that a thrashing device was given to one container alone.",
+            ("device_uuid",),
+            registry=registry,
+        )
+        self.headroom = Gauge(
+            "hami_overcommit_host_headroom_bytes",
+            "Available memory of the host, less what devices may still move there.",
+            ("node",),
+            registry=registry,
+        )
+        self.held = Gauge(
+            "hami_overcommit_held_containers",
+            "Containers that wait while another one has their device.",
+            registry=registry,
+        )
 
 
 class Metrics:
@@ -84,6 +169,14 @@ class Metrics:
         self.registrations = counter(
             "kubelet_registrations", "Registrations with kubelet.", "resource", "outcome"
         )
+        self.advertised = gauge(
+            "advertised_amount",
+            "Total in the node's status, in the unit of the resource.",
+            "resource",
+        )
+        self.advertisements = counter(
+            "advertisements", "Changes of the totals in the node's status.", "result"
+        )
         self.splits = gauge("splits", "Device ids announced to kubelet.", "resource", "health")
         self.breaches = counter(
             "breaches", "Uses of a device beyond a share, or without one.", "kind"
@@ -95,6 +188,12 @@ class Metrics:
         self.unknown_processes = gauge(
             "unknown_processes",
             "Processes on devices that /proc does not show: the agent needs the host's PIDs.",
+        )
+        self.memory_caps = gauge(
+            "memory_caps", "Containers on devices where the driver itself limits their memory."
+        )
+        self.memory_cap_failures = counter(
+            "memory_cap_failures", "Attempts to set such a limit that failed."
         )
         self.limiter_installed = gauge(
             "limiter_installed", "1 while the in-container library is on the host."
@@ -148,9 +247,18 @@ class Metrics:
         self.mode_switches = counter(
             "mode_switches", "Attempts to switch the mode of a card.", "vendor", "to", "result"
         )
+        self.mps_up = gauge(
+            "mps_up", "1 while the Multi-Process Service of the device serves.", "device"
+        )
+        self.mps_restarts = counter(
+            "mps_restarts",
+            "Restarts of a Multi-Process Service, each of which ended all its clients.",
+            "device",
+        )
         self.partition_seconds = seconds(
             "partition", "Time to make or remove a partition.", "vendor", "doing"
         )
+        self.recall, self.overcommit = RecallMetrics(registry), OvercommitMetrics(registry)
         self.bus_connected = gauge("bus_connected", "1 while the connection to NATS is up.")
         self.checkpoint_failures = counter(
             "checkpoint_failures", "Writes of the state directory that failed."

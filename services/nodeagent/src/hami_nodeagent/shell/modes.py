@@ -17,6 +17,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_common.model.device import DeviceFacts
 from hami_nodeagent.core.board import ModeNotice, ModeReported
 from hami_nodeagent.core.hardware import CardMode
 from hami_nodeagent.core.modes import (
@@ -82,9 +83,7 @@ class ModeKeeper:
             _log.debug("modes of cards not read", extra={"problem": str(error)})
             return
         wanted = {
-            mode.uuid: wanted_of(self._setting, self._site.node, cards[mode.uuid])
-            for mode in modes
-            if mode.uuid in cards
+            mode.uuid: self._wanted_of(cards[mode.uuid]) for mode in modes if mode.uuid in cards
         }
         if self._site.settings.injection == "cdi" and False in wanted.values():
             self._named = await anyio.to_thread.run_sync(self._read_names)
@@ -92,6 +91,10 @@ class ModeKeeper:
             if mode.uuid in wanted and self._site.quarantine.is_due("card", mode.uuid):
                 attempt = partial(self._bring_on, mode, wanted[mode.uuid])
                 await self._site.quarantine.run("card", mode.uuid, attempt, is_retried=False)
+
+    def _wanted_of(self, card: DeviceFacts) -> bool | None:
+        word = wanted_of(self._setting, self._site.node, card)
+        return None if word is None else word == "on"
 
     def _read_names(self) -> str | None:
         """All CDI specifications of NVIDIA's cards; ``None`` where the host's are not seen."""

@@ -4,7 +4,8 @@
 Owned by the event loop: changed and read between two awaits, never from a thread. Its writers:
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
 faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
-``shell.check``), kubelet's run (``shell.kubelet``), unlimited pods (``shell.loaders``). Decisions
+``shell.check``), kubelet's run (``shell.kubelet``), the node's status (``shell.nodestatus``),
+unlimited pods (``shell.loaders``). Decisions
 read it through ``view``.
 """
 
@@ -56,6 +57,8 @@ class Picture:
         self.sound_by_vendor: dict[str, frozenset[str]] = {}
         self.served: frozenset[str] = frozenset()
         """Vendors whose plugin is registered with kubelet."""
+        self.in_status: frozenset[str] = frozenset()
+        """Of these, the vendors whose devices the node's status has shown since."""
         self.is_leaving = False
         """The agent stops: no vendor counts as served, so that no more pods are placed."""
         self.failures_by_uid: dict[str, Failure] = {}
@@ -153,11 +156,17 @@ class Picture:
         now = frozenset(word for word, _ in self._served_resources)
         if now != self.served:
             self.served = now
+            self.in_status &= now
             self.note_change()
+
+    def note_in_status(self, vendor: str) -> None:
+        """Store that the node's status shows devices of a vendor whose plugin is registered."""
+        self.in_status |= {vendor} & self.served
+        self.note_change()
 
     def offered(self) -> frozenset[str]:
         """Return the vendors whose devices pods may be given now."""
-        return frozenset() if self.is_leaving else self.served
+        return frozenset() if self.is_leaving else self.in_status
 
     def note_leaving(self) -> None:
         """Store that the agent stops."""

@@ -41,10 +41,13 @@ VERSION = "v1beta1"
 """Version of kubelet's device plugin protocol."""
 KUBELET_SOCKET = "kubelet.sock"
 """Kubelet's registration socket in the directory of plugins."""
+PLUGIN_SOCKETS = "hami-*.sock"
+"""Pattern of our sockets in that directory."""
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
 REFUSAL = "hami: "
 """Prefix of the agent's own refusals, which are not retried."""
 _STOP_S = 1.0
+_DIAL_S = 5.0
 _AGAIN_S = 0.05
 _READY = grpc.ChannelConnectivity.READY
 _TRANSPORT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
@@ -153,6 +156,17 @@ def identity(socket: Path) -> str:
     if not stat.S_ISSOCK(status.st_mode):
         return ""
     return f"{status.st_dev:x}-{status.st_ino:x}-{status.st_mtime_ns:x}"
+
+
+async def listens(socket: Path) -> bool:
+    """Return whether a process accepts connections on ``socket``."""
+    try:
+        with anyio.fail_after(_DIAL_S):
+            stream = await anyio.connect_unix(socket)
+    except (OSError, TimeoutError):
+        return False
+    await anyio.aclose_forcefully(stream)
+    return True
 
 
 class Endpoint:

@@ -99,7 +99,7 @@ class PodResources:
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         begun_s = self._clock.monotonic_s()
         try:
-            listed = _listed(await self._call_list(limit_s))
+            listed = _listed(await self.answer(timeout_s=limit_s))
         except Unavailable:
             self._metrics.list_failures.inc()
             if self._fallback is None:
@@ -108,15 +108,15 @@ class PodResources:
         self._metrics.list_seconds.observe(self._clock.monotonic_s() - begun_s)
         return self._settled(listed)
 
-    async def foreign_ids(self, resource: str, *, timeout_s: float) -> frozenset[str]:
-        """Return healthy ids of ``resource`` that a plugin serves; empty if kubelet is silent."""
+    async def healthy_ids(self, resource: str, *, timeout_s: float) -> frozenset[str] | None:
+        """Return healthy ids of ``resource`` in kubelet; ``None`` if kubelet does not answer."""
         try:
             answer = await self._stub.GetAllocatableResources(
                 api.AllocatableResourcesRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
             _log.debug("allocatable resources unknown", extra={"problem": error.details()})
-            return frozenset()
+            return None
         return frozenset(
             one
             for entry in answer.devices
@@ -140,8 +140,9 @@ class PodResources:
             ) from error
         return True
 
-    async def _call_list(self, limit_s: float) -> api.ListPodResourcesResponse:
-        deadline_s = self._clock.monotonic_s() + limit_s
+    async def answer(self, *, timeout_s: float) -> api.ListPodResourcesResponse:
+        """Return kubelet's own answer to ``List``; ``Unavailable`` if it does not answer."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
             left_s = max(0.05, deadline_s - self._clock.monotonic_s())
             try:

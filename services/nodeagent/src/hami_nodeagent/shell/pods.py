@@ -27,6 +27,7 @@ from hami_common.runtime.trustedkeys import TrustedKeys
 from hami_common.units import whole
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
 from hami_nodeagent.shell.listkind import READS, GetProbe, ListKind
+from hami_nodeagent.shell.nodestatus import read_node_status
 from hami_nodeagent.shell.picture import UnreadablePod
 from hami_nodeagent.shell.site import Site
 
@@ -64,21 +65,6 @@ _status_decoder = msgspec.json.Decoder(_WithStatus)
 _named_decoder = msgspec.json.Decoder(_Named)
 
 
-class _NodeInfo(Struct, frozen=True, rename="camel"):
-    kubelet_version: str = ""
-
-
-class _NodeStatus(Struct, frozen=True, rename="camel"):
-    node_info: _NodeInfo = _NodeInfo()
-
-
-class _NodeView(Struct, frozen=True):
-    status: _NodeStatus = _NodeStatus()
-
-
-_node_decoder = msgspec.json.Decoder(_NodeView)
-
-
 class PodSource:
     """Source of the pods of one node."""
 
@@ -90,11 +76,14 @@ class PodSource:
         keys: TrustedKeys,
         resources: Collection[str],
         kubelet: GetProbe,
+        amounts: Collection[str] = (),
     ) -> None:
+        """``amounts``: resources of memory and compute that the agent advertises."""
         self._kube = kube
         self._picture = site.picture
         self._keys = keys
         self._resources = frozenset(resources)
+        self._amounts = frozenset(amounts)
         self._clock = site.clock
         self._list_kind = ListKind(picture=site.picture, kubelet=kubelet)
         self._list_timeout_s = site.settings.list_timeout_s
@@ -250,11 +239,11 @@ class PodSource:
 
     async def kubelet_version(self) -> tuple[int, int]:
         """Read kubelet's version from the node's status; (0, 0) if it is unreadable."""
-        raw = await self._kube.get(api_path("api", "v1", "nodes", self._picture.node))
         try:
-            return _version(_node_decoder.decode(raw).status.node_info.kubelet_version)
-        except UNDECODABLE:
+            status = await read_node_status(self._kube, self._picture.node)
+        except WireInvalid:
             return (0, 0)
+        return _version(status.node_info.kubelet_version)
 
     def _learn(self, pod: PodView) -> None:
         facts = self._facts(pod)
@@ -281,6 +270,7 @@ class PodSource:
             node=self._picture.node,
             resources=self._resources,
             verifier=self._keys.verifier,
+            amounts=self._amounts,
         )
 
 

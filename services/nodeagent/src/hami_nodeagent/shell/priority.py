@@ -7,17 +7,21 @@ A device is written in this order: ``sequence`` odd, fields, ``sequence`` even, 
 futex wake of the processes that wait on ``sequence``. Values are valid until the lease ends, so
 containers stop waiting after the agent dies. Times in the page are nanoseconds of CLOCK_MONOTONIC,
 which all containers of a host share.
+
+Containers ring when they begin to launch and when they are idle (``shell.doorbell``); the page is
+then written at once. Regions of containers that are not known to be idle are also polled, because
+a process may run an older library, hang or lose its socket.
 """
 
 import ctypes
 import logging
+import math
 import mmap
 import os
-import platform
 import secrets
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import anyio
@@ -26,15 +30,21 @@ import anyio.to_thread
 from hami_common.runtime.quarantine import sift
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.holders import LIMITED_VENDORS, Holder, holders_of
+from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.priorities import (
-    NOBODY,
+    NO_LEVEL,
     Activity,
     ContainerKey,
     Standing,
     has_neighbours,
-    has_rivals,
+    key_of,
+    rivals_of,
 )
-from hami_nodeagent.shell.regions import read_activity, region_path
+from hami_nodeagent.core.region import Work, owners
+from hami_nodeagent.shell.doorbell import DIRECTORY_NAME, Doorbells
+from hami_nodeagent.shell.futex import wake_all
+from hami_nodeagent.shell.living import Living
+from hami_nodeagent.shell.regions import read_activity, read_slots, region_path
 from hami_nodeagent.shell.site import Site
 
 MAGIC = 0x315052494D414856
@@ -46,16 +56,16 @@ DEVICE_BYTES = 128
 HEADER_BYTES = 64
 UUID_BYTES = 64
 SEQUENCE_AT, HIGHEST_AT, LEASE_AT, TENANTS_AT = 64, 68, 72, 80
+HIGHEST_PRESENT_AT, LOWEST_PRESENT_AT = 84, 88
+MIN_SHARE_AT = 20
 SIZE = HEADER_BYTES + DEVICES_MAX * DEVICE_BYTES
 _HEADER = struct.Struct("<QIII")
 _WORD, _LONG = 4, 8
 _NS_PER_S = 1e9
-_FUTEX_WAKE = 1
-_FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_EVERYBODY = (1 << 31) - 1
+_PPM_PER_PCT = 10_000
+_RENEWALS_PER_LEASE = 3
 
 _log = logging.getLogger(__name__)
-_libc = ctypes.CDLL(None)
 
 
 class PriorityPage:
@@ -74,6 +84,10 @@ class PriorityPage:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._order = threading.Lock()
         self._number_by_uuid = self._read_numbers()
+
+    def set_min_share(self, pct: float) -> None:
+        """Set the part of a device's time that blocked containers get."""
+        self._words[MIN_SHARE_AT // _WORD] = round(pct * _PPM_PER_PCT)
 
     def write(self, standings: Mapping[str, Standing], *, lease_until_ns: int) -> None:
         """Write the values of these devices; devices beyond the page's capacity are left out."""
@@ -108,11 +122,12 @@ class PriorityPage:
         words[(at + HIGHEST_AT) // _WORD] = standing.highest_active
         longs[(at + LEASE_AT) // _LONG] = lease_until_ns
         words[(at + TENANTS_AT) // _WORD] = standing.active_tenants
+        words[(at + HIGHEST_PRESENT_AT) // _WORD] = standing.highest_present
+        words[(at + LOWEST_PRESENT_AT) // _WORD] = standing.lowest_present
         self._fence()
         words[(at + SEQUENCE_AT) // _WORD] = (sequence + 1) & 0xFFFFFFFF
-        if changed and _FUTEX_CALL is not None:
-            address = ctypes.c_void_p(self._base + at + SEQUENCE_AT)
-            _libc.syscall(_FUTEX_CALL, address, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+        if changed:
+            wake_all(self._base + at + SEQUENCE_AT)
 
     def _fence(self) -> None:
         """Order stores before the call ahead of stores after it: taking a lock orders memory."""
@@ -128,7 +143,7 @@ class PriorityPage:
             return None
         number = len(self._number_by_uuid)
         at = HEADER_BYTES + number * DEVICE_BYTES
-        self._words[(at + HIGHEST_AT) // _WORD] = NOBODY
+        self._words[(at + HIGHEST_AT) // _WORD] = NO_LEVEL
         self._fence()
         self._bytes[at : at + UUID_BYTES] = name.ljust(UUID_BYTES, b"\0")
         self._number_by_uuid[uuid] = number
@@ -154,28 +169,50 @@ class PriorityKeeper:
         self._picture = site.picture
         self._pods_dir = Path(settings.pods_dir)
         self._path = Path(settings.priority.directory) / FILE_NAME
-        self._activity = Activity(hold_s=settings.priority.hold_s)
+        self._activity = Activity(
+            hold_s=settings.priority.hold_s, rung_hold_s=settings.priority.lease_s
+        )
+        self.bells = Doorbells(self._path.parent)
+        self._living = Living(Path(settings.host_proc))
         self._holders: tuple[Holder, ...] = ()
+        self._rivals: frozenset[ContainerKey] = frozenset()
         self._regions: dict[ContainerKey, Path] = {}
         """Path of each of these containers' region."""
+        self._dead: dict[ContainerKey, frozenset[Owner]] = {}
+        """Owners of slots that were found dead."""
+        self._recognized: dict[ContainerKey, frozenset[int]] = {}
+        """Host's pids of the processes whose slots are known."""
         self._holders_of: anyio.Event | None = None
         """The picture's change event when ``_holders`` was read: another one means a change."""
+        self._read_all_s = -math.inf
+        """Time at which all regions were read."""
 
-    @property
-    def mounts(self) -> tuple[BindMount, ...]:
-        """Return the mounts through which a container sees the page."""
-        directory = str(self._path.parent)
-        return (BindMount(host_path=directory, container_path=CONTAINER_DIRECTORY),)
+    def mounts(self, pod_uid: str, container: str) -> tuple[BindMount, ...]:
+        """Return the mounts of the page and of the container's doorbell; ``OSError`` on failure."""
+        bell = self.bells.directory_of((pod_uid, container))
+        inside = f"{CONTAINER_DIRECTORY}/{DIRECTORY_NAME}"
+        return (
+            BindMount(host_path=str(self._path.parent), container_path=CONTAINER_DIRECTORY),
+            BindMount(host_path=str(bell), container_path=inside),
+        )
 
     def ensure(self) -> None:
         """Create the page for containers if needed; ``OSError`` if that is not possible."""
         ensure_page(self._path)
 
+    def tidy(self, is_kept: Callable[[str], bool]) -> None:
+        """Remove the doorbells of pods (by uid) that are not kept."""
+        self.bells.tidy(is_kept)
+
     async def run(self) -> None:
         """Write until cancelled; without a page no container waits for another, which is logged."""
-        while True:
-            await self._keep_page()
-            await self._site.clock.sleep(self._site.settings.priority.idle_s)
+        try:
+            while True:
+                await self._keep_page()
+                await self._site.clock.sleep(self._site.settings.priority.lease_s)
+        finally:
+            self.bells.close()
+            self._holders_of = None
 
     async def _keep_page(self) -> None:
         """Update the page until its path names another file, which new containers would map."""
@@ -187,63 +224,182 @@ class PriorityKeeper:
             return
         try:
             while page.is_current():
-                await self._site.clock.sleep(await self._look(page))
+                changed = self._picture.changed
+                await self._look(page)
+                await self._rest(page, changed)
         finally:
             page.close()
 
-    async def _look(self, page: PriorityPage) -> float:
-        """Update the page once; return the seconds until the next update."""
+    async def _look(self, page: PriorityPage) -> None:
+        """Read the regions of containers that may be active, and write the page."""
         settings = self._site.settings.priority
+        page.set_min_share(settings.min_share_pct)
+        now_s = self._site.clock.monotonic_s()
+        is_new = self._follow_holders()
+        if is_new or now_s - self._read_all_s >= settings.idle_s:
+            self._read_all_s = now_s
+            keys = list(self._regions)
+        else:
+            keys = [key for key in self._regions if not self._is_quiet(key)]
+        found, failed = await anyio.to_thread.run_sync(self._read, keys)
+        for key, error in failed:
+            self._site.quarantine.failed("region", f"{'/'.join(key)} activity", error)
         devices = self._picture.view.devices_by_uuid.values()
         uuids = [one.uuid for one in devices if one.vendor in LIMITED_VENDORS]
-        holders = self._limited_holders()
-        for key, error in await anyio.to_thread.run_sync(self._write, page, holders, uuids):
-            self._site.quarantine.failed("region", f"{'/'.join(key)} activity", error)
-        if has_rivals(holders):
+        self._note(page, keys, found, uuids, has_rung=False)
+
+    async def _rest(self, page: PriorityPage, changed: anyio.Event) -> None:
+        """Answer doorbells until the next look is due or the picture changes."""
+        wait_s = self._interval_s()
+
+        async def sleep() -> None:
+            await self._site.clock.sleep(wait_s)
+            group.cancel_scope.cancel()
+
+        async def follow() -> None:
+            await changed.wait()
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleep)
+            group.start_soon(follow)
+            while self._interval_s() >= wait_s:
+                await self._answer(page)
+            group.cancel_scope.cancel()
+
+    async def _answer(self, page: PriorityPage) -> None:
+        """Wait for a doorbell and write the page for the containers that rang."""
+        muted_s = self.bells.unmute(self._site.clock.monotonic_s())
+        with anyio.move_on_after(math.inf if muted_s is None else muted_s):
+            await self.bells.wait()
+        rang, bereft = self.bells.rung(self._site.clock.monotonic_s())
+        unknown = {key for key in bereft if not self._note_ended(key)}
+        quiet = {key for key in rang if self._activity.is_quiet(key)}
+        self._write_for(page, rang | bereft)
+        for key in rang:
+            if (key in quiet) == self._activity.is_quiet(key):
+                self.bells.charge_needless(key)
+        for key in rang | bereft:
+            self._recognize(key)
+        if unknown:
+            await anyio.to_thread.run_sync(self._find_dead, unknown)
+            self._write_for(page, unknown)
+
+    def _write_for(self, page: PriorityPage, keys: Collection[ContainerKey]) -> None:
+        """Read the regions of these containers and write the page for their devices."""
+        if keys:
+            found, _ = self._read(keys)
+            uuids = {one.uuid for one in self._holders if key_of(one) in keys}
+            self._note(page, keys, found, uuids, has_rung=True)
+
+    def _interval_s(self) -> float:
+        """Return the seconds until containers that may be active are read again."""
+        settings = self._site.settings.priority
+        polled = [key for key in self._regions if self._is_polled(key)]
+        if not self._rivals.isdisjoint(polled):
             return settings.rivals_s
-        if has_neighbours(holders) and self._activity.is_any_active:
-            return settings.neighbours_s
-        return settings.idle_s
+        if all(map(self._is_quiet, self._regions)):
+            return settings.idle_s
+        renewal_s = settings.lease_s / _RENEWALS_PER_LEASE
+        if polled and has_neighbours(self._holders) and self._activity.is_any_active:
+            return min(settings.neighbours_s, renewal_s)
+        return renewal_s
 
-    def _limited_holders(self) -> tuple[Holder, ...]:
-        """Return the containers with a region; read again only after a change of the picture."""
+    def _is_polled(self, key: ContainerKey) -> bool:
+        """Return whether only polls show that the container begins to launch or is idle."""
+        rings = self.bells.is_open(key) and self._activity.rings(key)
+        return not rings and not self._is_quiet(key)
+
+    def _is_quiet(self, key: ContainerKey) -> bool:
+        return self.bells.is_open(key) and self._activity.is_quiet(key)
+
+    def _follow_holders(self) -> bool:
+        """Collect the containers with a region after a change of the picture; true if it did."""
         changed = self._picture.changed
-        if self._holders_of is not changed:
-            self._holders_of = changed
-            self._holders = tuple(
-                holder
-                for holder in holders_of(
-                    self._picture.entries_by_uid,
-                    self._picture.pods,
-                    self._picture.grants,
-                    self._picture.view.devices_by_uuid,
-                )
-                if not holder.is_whole and holder.volume
+        if self._holders_of is changed:
+            return False
+        self._holders_of = changed
+        self._holders = tuple(
+            holder
+            for holder in holders_of(
+                self._picture.entries_by_uid,
+                self._picture.pods,
+                self._picture.grants,
+                self._picture.view.devices_by_uuid,
             )
-            self._regions = {
-                (one.pod_uid, one.container): region_path(self._pods_dir, one.pod_uid, one.volume)
-                for one in self._holders
-            }
-        return self._holders
-
-    def _write(
-        self, page: PriorityPage, holders: Sequence[Holder], uuids: Sequence[str]
-    ) -> list[tuple[ContainerKey, Exception]]:
-        """Write the page once; return the containers whose region read raised, with the error.
-
-        A container whose activity cannot be read counts as making no launches.
-        """
-        regions = self._regions
-        read, failed = sift(regions, lambda key: read_activity(regions[key]))
-        seen = {key: found for key, found in read if isinstance(found, int)}
-        now_s = self._site.clock.monotonic_s()
-        self._activity.note(seen, now_s=now_s)
-        lease_s = self._site.settings.priority.lease_s
-        page.write(
-            self._activity.standings(holders, uuids),
-            lease_until_ns=int((now_s + lease_s) * _NS_PER_S),
+            if not holder.is_whole and holder.volume
         )
-        return failed
+        self._regions = {
+            key_of(one): region_path(self._pods_dir, one.pod_uid, one.volume)
+            for one in self._holders
+        }
+        self._rivals = rivals_of(self._holders)
+        self.bells.listen(self._regions)
+        self._activity.keep_only(self._regions)
+        self._dead = {key: dead for key, dead in self._dead.items() if key in self._regions}
+        self._recognized = {
+            key: pids for key, pids in self._recognized.items() if key in self._regions
+        }
+        return True
+
+    def _read(
+        self, keys: Collection[ContainerKey]
+    ) -> tuple[dict[ContainerKey, Work], list[tuple[ContainerKey, Exception]]]:
+        """Return the work of these containers, and the errors of reads that raised.
+
+        A container whose region cannot be read counts as making no launches.
+        """
+        wanted = [key for key in keys if key in self._regions]
+        read, failed = sift(
+            wanted, lambda key: read_activity(self._regions[key], self._dead.get(key, ()))
+        )
+        return {key: work for key, work in read if isinstance(work, Work)}, failed
+
+    def _recognize(self, key: ContainerKey) -> None:
+        """Find the slots of processes that ring for the first time, so that their end is known."""
+        pids = self.bells.pids_of(key)
+        fresh = pids - self._recognized.get(key, frozenset())
+        self._recognized[key] = pids
+        slots = read_slots(self._regions[key]) if fresh and key in self._regions else b""
+        if isinstance(slots, bytes):
+            for pid in fresh:
+                self._living.recognize(pid, owners(slots))
+
+    def _note_ended(self, key: ContainerKey) -> bool:
+        """Note the ended owners of the container's slots; false if other owners may have ended."""
+        slots = read_slots(self._regions[key]) if key in self._regions else b""
+        if not isinstance(slots, bytes):
+            return False
+        known = owners(slots)
+        self._dead[key] = (self._dead.get(key, frozenset()) & known) | self._living.ended_of(known)
+        return all(map(self._living.recognizes, known - self._dead[key]))
+
+    def _find_dead(self, keys: Collection[ContainerKey]) -> None:
+        """Find the dead owners of these containers' slots among all processes of the host."""
+        for key in keys:
+            slots = read_slots(self._regions[key]) if key in self._regions else b""
+            if isinstance(slots, bytes):
+                known = owners(slots)
+                noted = self._dead.get(key, frozenset()) & known
+                self._dead[key] = noted.union(self._living.dead_of(known))
+
+    def _note(
+        self,
+        page: PriorityPage,
+        keys: Collection[ContainerKey],
+        found: Mapping[ContainerKey, Work],
+        uuids: Collection[str],
+        *,
+        has_rung: bool,
+    ) -> None:
+        """Write the page for these devices after the regions of these containers were read."""
+        now_s = self._site.clock.monotonic_s()
+        self._activity.note(keys, found, now_s=now_s, has_rung=has_rung)
+        lease_until_s = now_s + self._site.settings.priority.lease_s
+        page.write(
+            self._activity.standings(self._holders, uuids),
+            lease_until_ns=int(lease_until_s * _NS_PER_S),
+        )
 
 
 def ensure_page(path: Path) -> None:

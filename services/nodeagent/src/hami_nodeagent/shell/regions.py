@@ -10,10 +10,11 @@ takes.
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import (
     FILE_NAME,
     HEADER_BYTES,
@@ -21,6 +22,7 @@ from hami_nodeagent.core.region import (
     FindDead,
     Refused,
     Region,
+    Work,
     activity,
     parse,
     parse_header,
@@ -41,17 +43,23 @@ def read_region(path: Path, find_dead: FindDead | None = None) -> Region | Refus
     return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0), find_dead))
 
 
-def read_activity(path: Path) -> int | Refused:
-    """Return a number that every launch changes; cheaper than ``read_region``; never raises."""
-    return _with_file(path, _read_activity)
+def read_slots(path: Path) -> bytes | Refused:
+    """Return the slots of the region's processes; cheaper than ``read_region``; never raises."""
+    return _with_file(path, _read_slots)
 
 
-def _read_activity(file: int, size: int) -> int | Refused:
+def read_activity(path: Path, dead: Collection[Owner] = ()) -> Work | Refused:
+    """Return what the region's processes launch; ``dead`` owners launch nothing; never raises."""
+    slots = read_slots(path)
+    return slots if isinstance(slots, Refused) else activity(slots, dead)
+
+
+def _read_slots(file: int, size: int) -> bytes | Refused:
     layout = parse_header(os.pread(file, HEADER_BYTES, 0), size)
     if isinstance(layout, Refused):
         return layout
     slots = os.pread(file, layout.slots_bytes, layout.slots_at)
-    return activity(slots) if len(slots) == layout.slots_bytes else Refused(reason="size")
+    return slots if len(slots) == layout.slots_bytes else Refused(reason="size")
 
 
 def _with_file(path: Path, read: Callable[[int, int], T | Refused]) -> T | Refused:

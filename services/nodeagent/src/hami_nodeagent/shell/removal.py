@@ -23,9 +23,9 @@ from hami_common.errors import SettingsInvalid
 from hami_common.runtime.settings import load
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.install import mapped_inodes
+from hami_nodeagent.shell.pluginproxy import PLUGIN_SOCKETS
 
 TERMINATION_LOG = Path("/dev/termination-log")
-PLUGIN_SOCKETS = "hami-*.sock"
 CDI_SPECS = "hami-*.*.*.json"
 """Names of the specifications that ``partition_answers`` writes."""
 LINKS_MOST = 40

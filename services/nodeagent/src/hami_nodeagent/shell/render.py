@@ -16,7 +16,7 @@ from hami_common.pods import limits
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import BindMount, ContainerEdits, RenderContext
 from hami_nodeagent.core.claims import Claim
-from hami_nodeagent.core.holders import needs_library
+from hami_nodeagent.core.holders import needs_library, uses_managed_memory
 from hami_nodeagent.settings import Settings
 
 
@@ -89,10 +89,9 @@ class Renderer:
             mode=settings.injection,
             is_limited=needs_library(claim.own, claim.devices),
             region_file=(limits.REGION_FILE if claim.container in claim.pod.region_volumes else ""),
-            memory_oversubscribed=any(
-                device.capacity_mib > device.memory_mib for device in claim.devices
-            ),
+            memory_oversubscribed=uses_managed_memory(claim.devices),
             library_log_level=settings.library_log_level,
             core_policy=settings.core_policy,
+            mps_dir=settings.drivers.nvidia.mps_dir,
             library_mounts=tuple(library_mounts),
         )

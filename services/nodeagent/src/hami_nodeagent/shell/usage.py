@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
@@ -24,6 +25,7 @@ from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
+from hami_nodeagent.core.traffic import Seen, TrafficBook
 from hami_nodeagent.core.usage import (
     ContainerKey,
     ContainerRow,
@@ -45,7 +47,10 @@ from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
 
 _NS_PER_S = 1e9
-_SHARED_MODE = "soft"
+_SHARED_MODES = ("soft", "timeslice")
+"""In mode ``mps`` the driver attributes the clients' use to the server."""
+_IDLE = 3
+"""Samples in a row without a change, after which the next ones are taken less often."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +80,11 @@ class UsageWatch:
         self._use_by_instance: Mapping[tuple[str, str], InstanceUsage] = {}
         """Last usage that drivers reported per hardware partition: (device UUID, partition id)."""
         self._counters = Counters()
+        self._traffic = TrafficBook()
         self._launches: dict[ContainerKey, int] = {}
+        """Launches that each container had counted at the last sample."""
+        self._last_sample: object = None
+        self._equal_samples = 0
         self.metrics = UsageMetrics(site.node, sets=settings.metric_names)
         site.metrics.registry.register(self.metrics)
 
@@ -83,9 +92,17 @@ class UsageWatch:
         """Take samples until cancelled."""
         while True:
             await self._site.quarantine.run("usage", "look", self.look, is_retried=False)
-            await self._site.clock.sleep(
-                pause_s(self._site.settings.usage.look_s, self._chance.random())
-            )
+            await self._site.clock.sleep(pause_s(self.interval_s(), self._chance.random()))
+
+    def interval_s(self) -> float:
+        """Return the longest time until the next sample: longer after samples without a change."""
+        usage = self._site.settings.usage
+        sample = (self._launches, self._processes_by_uuid)
+        self._equal_samples = self._equal_samples + 1 if sample == self._last_sample else 0
+        self._last_sample = sample
+        return (
+            max(usage.look_s, usage.idle_look_s) if self._equal_samples >= _IDLE else usage.look_s
+        )
 
     async def look(self) -> None:
         """Take one sample."""
@@ -110,6 +127,7 @@ class UsageWatch:
             (usage.uuid, one.instance_id): one for usage in usages for one in usage.instances
         }
         holders = self._holders()
+        await self._estimate_traffic(holders, usages)
         self._show(holders, region_by_container, processes_by_uuid, usages)
         self._site.quarantine.call(
             "metering",
@@ -157,7 +175,46 @@ class UsageWatch:
             holders, lambda one: rows_of((one,), region_by_container, processes_by_uuid, parts)
         )
         self._note("share", [holder for holder, _ in rows], failed)
-        return tuple(row for _, found in rows for row in found)
+        return tuple(self._with_traffic(row) for _, found in rows for row in found)
+
+    def _with_traffic(self, row: Row) -> Row:
+        holder = row.holder
+        found = self._traffic.of(holder.uuid, (holder.pod_uid, holder.container))
+        if found is None:
+            return row
+        return replace(row, dram_pct=found.dram_pct, pcie_mib_s=found.pcie_mib_s)
+
+    async def _estimate_traffic(
+        self, holders: Sequence[Holder], usages: Sequence[DeviceUsage]
+    ) -> None:
+        """Estimate the traffic of containers on devices where they take turns."""
+        devices = self._picture.view.devices_by_uuid
+        uuids: dict[ContainerKey, set[str]] = {}
+        for holder in holders:
+            uuids.setdefault((holder.pod_uid, holder.container), set()).add(holder.uuid)
+        heavy = self._traffic.look(
+            {
+                one.uuid: Seen(dram_pct=one.dram_pct, pcie_mib_s=one.pcie_mib_s)
+                for one in usages
+                if one.uuid in devices
+                and devices[one.uuid].mode in _SHARED_MODES
+                and (one.dram_pct is not None or one.pcie_mib_s is not None)
+            },
+            {
+                (row.holder.pod_uid, row.holder.container): row.counted.device_time_ns
+                for row in self.metrics.look.containers
+            },
+            uuids,
+            now_s=self._site.clock.monotonic_s(),
+        )
+        for one in heavy:
+            pod_uid, _ = one.container
+            await self._site.quarantine.run(
+                "usage",
+                f"traffic {one.uuid}",
+                partial(self._teller.report_traffic, pod_uid, one.text),
+                is_retried=False,
+            )
 
     def _containers(
         self, holders: Sequence[Holder], region_by_container: Mapping[ContainerKey, Region]
@@ -269,7 +326,7 @@ class UsageWatch:
         return {
             uuid: processes
             for uuid, processes in processes_by_uuid.items()
-            if uuid in devices and devices[uuid].mode == _SHARED_MODE
+            if uuid in devices and devices[uuid].mode in _SHARED_MODES
         }
 
     def _read_regions(
@@ -347,6 +404,7 @@ class UsageWatch:
             or last.devices,
             breaches=breaches,
             instances=self._instances(),
+            asked_s=self._site.clock.monotonic_s() if usages else last.asked_s,
         )
 
     def _instances(self) -> list[tuple[Device, Instance]]:

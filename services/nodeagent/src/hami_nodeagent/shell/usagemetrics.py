@@ -9,6 +9,7 @@ tenant wrote. Sizes in bytes, shares of a device in percent.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -112,6 +113,10 @@ def _host(line: HostLine) -> tuple[str, ...]:
 def _host_used(line: HostLine) -> float | None:
     used = line.usage.used_mib
     return None if used is None else used * _MIB
+
+
+def _bytes(mib: float | None) -> float | None:
+    return None if mib is None else mib * _MIB
 
 
 def _mig(instance: Instance) -> tuple[str, ...]:
@@ -226,10 +231,34 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
             ),
             (
                 Family(
+                    name="hami_starved_seconds_total",
+                    kind="counter",
+                    text="Time that processes waited for higher priorities beyond the first "
+                    "second, after which they get `priority.min_share_pct` of the device.",
+                ),
+                lambda line: line.row.starved_ns * _NS,
+            ),
+            (
+                Family(
                     name="hami_vgpu_core_limit_ratio",
                     text="Percent of the device's time that the container may use; 100: no limit.",
                 ),
                 lambda line: line.row.holder.core_pct or _FULL_PCT,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_bandwidth_estimate_ratio",
+                    text="Estimate of the container's part of the device's memory bandwidth, in "
+                    "percent of it; from the device's figure and device time.",
+                ),
+                lambda line: line.row.dram_pct,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_pcie_estimate_bytes_per_second",
+                    text="Estimate of the container's PCIe traffic in both directions.",
+                ),
+                lambda line: _bytes(line.row.pcie_mib_s),
             ),
         ),
     ),
@@ -446,6 +475,21 @@ HOST_GROUPS: Final[tuple[Group[HostLine], ...]] = (
                 ),
                 lambda line: line.usage.memory_bus_pct,
             ),
+            (
+                Family(
+                    name="hami_host_gpu_memory_bandwidth_ratio",
+                    text="Percent of the bandwidth of the device's memory in use; absent before "
+                    "Hopper, and where the driver reserves samples for administrators.",
+                ),
+                lambda line: line.usage.dram_pct,
+            ),
+            (
+                Family(
+                    name="hami_host_gpu_pcie_bytes_per_second",
+                    text="PCIe traffic of the device in both directions; absent as the above.",
+                ),
+                lambda line: _bytes(line.usage.pcie_mib_s),
+            ),
         ),
     ),
     Group(
@@ -560,6 +604,8 @@ class Look(Struct, frozen=True, kw_only=True):
     """Breaches with namespace and name of the pod; empty for processes of the host."""
     instances: Sequence[tuple[Device, Instance]] = ()
     """Hardware partitions of a known size."""
+    asked_s: float = -math.inf
+    """Time of the clock at which a driver last answered."""
 
 
 class UsageMetrics(Collector):

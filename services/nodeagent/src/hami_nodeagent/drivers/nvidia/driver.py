@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -38,7 +39,7 @@ from hami_nodeagent.drivers.errors import (
     DriverMismatch,
     DriverMissing,
 )
-from hami_nodeagent.drivers.nvidia import mig, nvml
+from hami_nodeagent.drivers.nvidia import gpm, mig, nvml
 from hami_nodeagent.drivers.nvidia.lane import Lane
 from hami_nodeagent.drivers.nvidia.partitioner import MigPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
@@ -90,6 +91,8 @@ class _Card:
     """Newest process sample that was read."""
     samples: mig.Samples = field(default_factory=mig.Samples)
     """Of the load of its MIG instances; used in the card's lane only."""
+    traffic: gpm.Series = field(default_factory=gpm.Series)
+    """The same of the card, while it is not divided."""
 
     def open_handle(self) -> nvml.Handle:
         """Return the handle; call inside the lane, because a reopen waits for all lanes."""
@@ -101,7 +104,10 @@ class _Card:
 def _read_uses(card: _Card, since_us: int) -> tuple[DeviceUsage, int]:
     handle = card.open_handle()
     usage, newest_us = nvml.read_usage(card.facts.uuid, handle, since_us)
-    if card.facts.mode == mig.MODE:
+    if card.facts.mode != mig.MODE:
+        usage = gpm.with_traffic(usage, handle.raw, card.traffic)
+    else:
+        card.traffic.close()
         try:
             usage = replace(usage, instances=mig.read_uses(handle.raw, card.samples))
         except DriverError as error:  # the other values of the card stay valid
@@ -250,6 +256,16 @@ class NvidiaDriver:
             deadline_s=self._settings.partition_deadline_s,
         )
 
+    async def cap_memory(self, uuid: str, group: Path, limit_mib: int | None) -> None:
+        """Set the driver's limit of a cgroup (615 and later), and read it back."""
+        await self._open()
+        doing, card = "limit memory", self._card_by_uuid.get(uuid)
+        if card is None:
+            raise DeviceGone(doing=doing, detail=f"the driver never listed {uuid}")
+        await card.lane.call(
+            doing, lambda: nvml.cap_memory(card.open_handle(), str(group), limit_mib)
+        )
+
     async def modes(self) -> tuple[CardMode, ...]:
         """Return the MIG mode of each card that supports MIG."""
         found = []
@@ -277,6 +293,7 @@ class NvidiaDriver:
         def switch() -> None:
             nvml.free_events(self._events)
             card.samples.keep_only(frozenset())
+            card.traffic.close()
             try:
                 mig.switch_mode(card.open_handle().raw, uuid, is_divided=is_divided)
             finally:
@@ -343,6 +360,7 @@ class NvidiaDriver:
         def close() -> None:
             for card in cards:
                 card.samples.keep_only(frozenset())
+                card.traffic.close()
             nvml.close_library(events)
 
         await self._library.call("close", close)
@@ -352,8 +370,8 @@ class NvidiaDriver:
         self._is_open = False
         self._events = nvml.Events()
         for card in self._card_by_uuid.values():
-            card.handle, card.samples = None, mig.Samples()
-            card.samples = mig.Samples()  # NVML frees its own when it is closed
+            card.handle = None
+            card.samples, card.traffic = mig.Samples(), gpm.Series()  # NVML has freed its own
 
     async def _bound_addresses(self) -> frozenset[str] | None:
         root = self._settings.sysfs_root
@@ -418,6 +436,7 @@ class NvidiaDriver:
             handle=handle,
             last_sample_us=0 if known is None else known.last_sample_us,
             samples=mig.Samples() if known is None else known.samples,
+            traffic=gpm.Series() if known is None else known.traffic,
         )
 
     def _absent_cards(

@@ -35,6 +35,7 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
+from hami_nodeagent.drivers.nvidia import gpm
 from hami_nodeagent.drivers.nvidia.nvml import ask, ask_or, find, used_mib
 from hami_nodeagent.drivers.protocol import InstanceUsage
 
@@ -468,14 +469,11 @@ def _cap_minor(at: Place, part: str) -> int | None:
 
 
 class Samples:
-    """The newest sample of the load of each GPU instance of one card (NVML's GPM, from Hopper on).
-
-    The load is computed between two samples, so the first read of an instance has none.
-    """
+    """The samples of the load of each GPU instance of one card (``gpm``)."""
 
     def __init__(self) -> None:
         """None yet."""
-        self._by_number: dict[int, pynvml.c_nvmlGpmSample_t] = {}
+        self._by_number: dict[int, gpm.Series] = {}
 
     def keep_only(self, numbers: frozenset[int]) -> None:
         """Release the samples of all instances except ``numbers``."""
@@ -483,44 +481,20 @@ class Samples:
             self.forget(number)
 
     def load_pct(self, raw: pynvml.c_nvmlDevice_t, number: int) -> int | None:
-        """Return the percentage of time since the last call in which the instance was active.
-
-        ``None`` also if the driver denies access.
-        """
-        before = self._by_number.pop(number, None)
-        try:
-            fresh = ask("make a sample", pynvml.nvmlGpmSampleAlloc)
-            self._by_number[number] = fresh
-            ask("sample an instance", pynvml.nvmlGpmMigSampleGet, raw, number, fresh)
-            return None if before is None else _load_between(before, fresh)
-        except DriverError as error:
-            self.forget(number)
-            _log.debug("utilization of a MIG instance unknown", extra={"problem": str(error)})
-            return None
-        finally:
-            if before is not None:
-                _free_sample(before)
+        """Return the percentage of time since the last call in which the instance was active."""
+        found = self._by_number.setdefault(number, gpm.Series()).read(
+            raw,
+            lambda card, sample: pynvml.nvmlGpmMigSampleGet(card, number, sample),
+            (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,),
+        )
+        load = found.get(pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL)
+        return None if load is None else round(load)
 
     def forget(self, number: int) -> None:
         """Release the sample of one instance."""
-        sample = self._by_number.pop(number, None)
-        if sample is not None:
-            _free_sample(sample)
-
-
-def _load_between(before: pynvml.c_nvmlGpmSample_t, after: pynvml.c_nvmlGpmSample_t) -> int | None:
-    wanted = pynvml.c_nvmlGpmMetricsGet_t()
-    wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    wanted.numMetrics = 1
-    wanted.sample1, wanted.sample2 = before, after
-    wanted.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
-    told = ask("read the load of an instance", pynvml.nvmlGpmMetricsGet, wanted).metrics[0]
-    return round(told.value) if told.nvmlReturn == pynvml.NVML_SUCCESS else None
-
-
-def _free_sample(sample: pynvml.c_nvmlGpmSample_t) -> None:
-    with suppress(DriverError):
-        ask("free a sample", pynvml.nvmlGpmSampleFree, sample)
+        series = self._by_number.pop(number, None)
+        if series is not None:
+            series.close()
 
 
 def read_uses(raw: pynvml.c_nvmlDevice_t, samples: Samples) -> tuple[InstanceUsage, ...]:
@@ -528,8 +502,7 @@ def read_uses(raw: pynvml.c_nvmlDevice_t, samples: Samples) -> tuple[InstanceUsa
     if not is_divided(raw):
         samples.keep_only(frozenset())
         return ()
-    support = ask_or(None, "ask for samples", pynvml.nvmlGpmQueryDeviceSupport, raw)
-    has_samples = support is not None and bool(support.isSupportedDevice)
+    has_samples = gpm.is_supported(raw)
     found: list[InstanceUsage] = []
     loads: dict[int, int | None] = {}
     for mig in _mig_devices(raw):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one device or the library through NVML: blocking calls, errors translated.
 
-Besides ``mig``, this is the only module that may import pynvml. All functions run in worker
-threads, called by ``driver``; none of them awaits, evaluates health, or keeps state except the
-event set that the caller passes. Memory in MiB (NVML: bytes, rounded down), power in watts (NVML:
-milliwatts). Facts and names: https://docs.nvidia.com/deploy/nvml-api/ (R570).
+Besides ``gpm`` and ``mig``, this is the only module that may import pynvml. All functions run in
+worker threads, called by ``driver``; none of them awaits, evaluates health, or keeps state except
+the event set that the caller passes. Memory in MiB (NVML: bytes, rounded down), power in watts
+(NVML: milliwatts). Facts and names: https://docs.nvidia.com/deploy/nvml-api/ (R570).
 """
 
 import ctypes
@@ -361,6 +361,34 @@ def _process_samples(raw: pynvml.c_nvmlDevice_t, since_us: int) -> Sequence["_Pr
         if error.code in {pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND}:
             return ()
         raise
+
+
+# ---- limits of memory --------------------------------------------------------------------------
+
+
+def cap_memory(own: Handle, group: str, limit_mib: int | None) -> None:
+    """Set the hard limit of the cgroup at ``group``, ``None`` for none, and read it back.
+
+    The kernel keeps the old limit where the group uses more than the new one.
+    https://docs.nvidia.com/deploy/nvml-api/api/structnvmlSetMemoryLimits__v1__t.html (615)
+    """
+    limits = pynvml.c_nvmlSetMemoryLimits_v1_t()
+    limits.nameSpace, limits.softLimit = group.encode(), 0
+    limits.hardLimit = (
+        pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX if limit_mib is None else limit_mib << _MIB_SHIFT
+    )
+    ask("limit memory", pynvml.nvmlDeviceSetMemoryLimits_v1, own.raw, limits)
+    if limit_mib is None:
+        return
+    seen = pynvml.c_nvmlGetMemoryLimits_v1_t()
+    seen.nameSpace = limits.nameSpace
+    ask("read the limit of memory", pynvml.nvmlDeviceGetMemoryLimits_v1, own.raw, seen)
+    if seen.hardLimit > limits.hardLimit:
+        raise DriverTransient(
+            doing="limit memory",
+            detail=f"{seen.hardLimit >> _MIB_SHIFT} MiB stay in effect instead of {limit_mib} MiB,"
+            f" {seen.currentUsed >> _MIB_SHIFT} MiB are in use",
+        )
 
 
 # ---- links -------------------------------------------------------------------------------------
