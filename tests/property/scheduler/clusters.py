@@ -20,7 +20,7 @@ from tests.support import builders
 NODES = ("n0", "n1", "n2", "n3")
 VENDORS = ("nvidia", "ascend")
 TYPES = ("A100-80", "A100-40", "T4")
-MODES = ("soft", "mig", "whole")
+MODES = ("soft", "mig", "whole", "mps", "timeslice")
 TABLES: tuple[tuple[tuple[Profile, ...], dict[str, int]], ...] = (
     (  # positions, as MIG has them; the first by name only
         (
@@ -107,6 +107,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 type=type_ if plain else draw(st.sampled_from(TYPES)),
                 memory_mib=physical,
                 capacity_mib=8 if partitions else physical * scaling,
+                largest_mib=draw(st.sampled_from((0, physical))) if scaling > 1 else 0,
                 core_pct=core_pct,
                 partitions=partitions,
                 resources=resources,
@@ -116,6 +117,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 cordoned=not plain and draw(st.integers(0, 4)) == 0,
                 mode="soft" if plain else draw(st.sampled_from(MODES)),
                 attributes=draw(st.sampled_from(({}, {"board": "x"}, {"board": "y"}))),
+                memory_cap=draw(st.booleans()),
             )
         )
     names = [device.uuid for device in devices]
@@ -196,8 +198,13 @@ def selectors(draw: st.DrawFn, vendor: str) -> DeviceSelector:
         deny_types=rarely(words),
         allow_uuids=rarely(names),
         deny_uuids=rarely(names),
-        modes=draw(st.sampled_from(((), (), ("soft",), ("mig",)))),
+        modes=draw(
+            st.sampled_from(((), (), (), ("soft",), ("mig",), ("mps", "soft"), ("timeslice",)))
+        ),
         numa_bind=draw(st.integers(0, 3)) == 0,
+        min_isolation=draw(
+            st.sampled_from(((), (), (), (("memory", "B"),), (("compute", "C"), ("fault", "B"))))
+        ),
     )
 
 

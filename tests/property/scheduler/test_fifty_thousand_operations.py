@@ -231,7 +231,10 @@ class Fleet:
         args = BindArgs(
             pod_name=meta["name"], pod_namespace="default", pod_uid=meta["uid"], node=node
         )
-        self.done[f"bind {await replica.bind(args)}"] += 1
+        if self._rng.random() < 0.2:
+            self.done[f"admit {await replica.admit(args)}"] += 1
+        else:
+            self.done[f"bind {await replica.bind(args)}"] += 1
 
     def _choose(self, pod: Obj, slot: str) -> str:
         """Return a node of this scheduler's filter, now and then any: views become stale."""
@@ -352,4 +355,6 @@ async def test_no_device_ever_holds_too_much() -> None:
     assert built.done["kill"] >= OPERATIONS / PER_S / KILL_S - 1
     assert built.done["bind bound"] > OPERATIONS / 5
     assert built.done["bind no-fit"] > 0
+    assert built.done["admit admitted"] > OPERATIONS / 50
+    assert built.done["admit no-fit"] > 0
     assert built.done["removed"] + built.done["finished"] > OPERATIONS / 20

@@ -119,6 +119,14 @@ _ANSWERS: Final[Mapping[type[Input[Any]], Callable[[Core, Any], object]]] = Mapp
             hold=Hold(held_for=it.held_for, lease_s=it.lease_s, awaits=it.awaits),
             fenced=it.fenced,
         ),
+        stimuli.TakePlanned: lambda core, it: core.ledger.plan_take(
+            it.request,
+            it.node,
+            held_uid=it.held_uid,
+            allocation_id=it.allocation_id,
+            now_s=it.now_s,
+            fenced=it.fenced,
+        ),
         stimuli.RestorePlanned: lambda core, it: core.ledger.plan_restore(
             it.signed, now_s=it.now_s, must=it.must
         ),

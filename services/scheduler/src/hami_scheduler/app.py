@@ -31,6 +31,7 @@ from hami_common.runtime.kubeio.recorder import EventRecorder
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.servingcertificate import ServingCertificate
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
 from hami_common.runtime.telemetry import Tracing
@@ -49,7 +50,9 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell import takeover
 from hami_scheduler.shell.background import BackgroundTasks
 from hami_scheduler.shell.backlog import Backlog, Isolation
+from hami_scheduler.shell.bindadmission import BindAdmission
 from hami_scheduler.shell.binder import Binder
+from hami_scheduler.shell.bindingreports import BindingReports
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
 from hami_scheduler.shell.effects import Effects
@@ -64,8 +67,9 @@ from hami_scheduler.shell.isolation import (
     record_key,
     reference,
 )
+from hami_scheduler.shell.kueue import Placement
 from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
-from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.preemption import Preemption
@@ -76,6 +80,7 @@ from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
 from hami_scheduler.shell.wakeup import Waker
+from hami_scheduler.shell.whatif import WhatIf
 
 GARBAGE = (20_000, 20, 50)
 """Thresholds of Python's cycle collector.
@@ -200,7 +205,7 @@ class Scheduler:
                 is_connected=world.is_connected,
             ),
             state=state,
-            ledger=effects.ledger,
+            effects=effects,
             is_withheld=self.take_over.is_withheld,
             reader=reader,
             quota=quota,
@@ -235,6 +240,16 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
             ids=ids,
+        )
+        reports = BindingReports(
+            state=state,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+            tracing=tracing,
+        )
+        self.bind_admission = BindAdmission(
+            binder=self.binder, pods=effects.pods, reports=reports, settings=settings
         )
         self.resizer = Resizer(
             state=state,
@@ -274,11 +289,30 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
         )
+        self.placement = Placement(
+            state=state,
+            reader=reader,
+            binder=self.binder,
+            effects=effects,
+            kube=world.kube,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+        )
+        self.what_if = WhatIf(
+            state=state,
+            quota=quota,
+            kube=world.kube,
+            catalog=catalog,
+            settings=settings,
+            writer=writer,
+        )
         self.extender = Extender(
             state=state,
             reader=reader,
             deciders=Deciders(
                 binder=self.binder,
+                bindings=reports,
                 quota=quota,
                 gangs=self.gangs,
                 preemption=self.preemption,
@@ -351,6 +385,7 @@ class Scheduler:
         self.extender.use(settings)
         self.preemption.use(settings)
         self.gangs.use(settings)
+        self.what_if.use(settings)
 
     async def run(self) -> None:
         """Run everything but HTTP, indefinitely; a loop that ends with an error is restarted."""
@@ -364,6 +399,7 @@ class Scheduler:
             "preemption": self.preemption.work,
             "gangs": self.gangs.work,
             "wake gangs": self.gangs.wake,
+            "placement for Kueue": self.placement.work,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,
@@ -385,6 +421,10 @@ class Scheduler:
         async with anyio.create_task_group() as group:
             for name, loop in loops.items():
                 group.start_soon(self._supervisor.keep, name, loop, name=name)
+
+    async def keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a further loop, restarted when it ends with an error."""
+        await self._supervisor.keep(name, loop)
 
     async def drain(self, *, limit_s: float) -> None:
         """Wait for queued work, up to ``limit_s``."""
@@ -480,9 +520,15 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
         return scheduler is not None and context.ready.is_set and scheduler.state.is_complete
 
     servers, listeners = httpd.Servers(), _listeners(context, is_ready)
+    admission = _admission(context, is_ready)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(background())
-        await serving.start(servers.run, listeners, settings.grace_s, name="servers")
+        await serving.start(
+            servers.run,
+            [*listeners, *([admission.listener] if admission else [])],
+            settings.grace_s,
+            name="servers",
+        )
         bus = await stack.enter_async_context(
             natsio.connect(
                 settings.nats_urls,
@@ -526,6 +572,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             **scheduler.extender.routes(),
             **scheduler.quota.routes(),
             **scheduler.resizer.routes(),
+            **scheduler.what_if.routes(),
         }
         pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:
@@ -533,9 +580,12 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)
             group.start_soon(scheduler.run, name="scheduler")
             extender, *probes = listeners
-            extender.app.complete({**_guarded(routes, settings, kube, context.clock), **pages})
+            extender.app.complete({**guarded(routes, settings, kube, context.clock), **pages})
             for one in probes:
                 one.app.complete(pages)
+            if admission:
+                admission.listener.app.complete(scheduler.bind_admission.routes())
+                group.start_soon(scheduler.keep, "certificate", admission.watch)
             context.ready.set()
             await context.stopping.wait()
             await servers.close()
@@ -570,7 +620,36 @@ def _listeners(
     ]
 
 
-def _guarded(
+class _Admission(Struct, frozen=True, kw_only=True):
+    """Listener of bind admission, and what keeps its certificate up to date."""
+
+    listener: httpd.Listener
+    watch: Callable[[], Awaitable[None]]
+
+
+def _admission(
+    context: ServiceContext[Settings], is_ready: Callable[[], bool]
+) -> _Admission | None:
+    """Return the address at which the API server posts Bindings; ``None`` if it does not."""
+    settings = context.settings.bind_admission
+    if not settings.enabled:
+        return None
+    certificate = ServingCertificate(
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        metrics=CertificateMetrics(context.registry),
+        client_ca_file=settings.client_ca_file,
+    )
+    app = httpd.HttpApp({}, registry=context.registry, ready=is_ready, is_complete=False)
+    return _Admission(
+        listener=httpd.Listener(
+            app=app, host=settings.host, port=settings.port, tls=certificate.tls
+        ),
+        watch=partial(certificate.watch, interval_s=settings.tls_poll_s),
+    )
+
+
+def guarded(
     routes: Mapping[gate.Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
 ) -> dict[gate.Route, httpd.Handler]:
     """Return the routes with the protection of the settings.

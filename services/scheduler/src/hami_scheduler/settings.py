@@ -7,9 +7,69 @@ The defaults are those of the shipped deployment: a sidecar of kube-scheduler, c
 
 from typing import ClassVar, Literal
 
+from msgspec import Struct
+
 from hami_common.metrics.families import NameSet
 from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
+
+
+class BindAdmissionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Placement of pods that other schedulers bind, see docs/other-schedulers.md."""
+
+    enabled: bool = False
+    """Answer the API server's reviews of Bindings, with TLS."""
+    host: str = "127.0.0.1"
+    """Address for the API server's calls; ``0.0.0.0`` or ``::`` in a cluster."""
+    port: int = 9399
+    """0 lets the kernel choose; the choice is logged."""
+    tls_cert_file: str = "/tls/tls.crt"
+    """Serving certificate with its chain, PEM. Replaced files are used within ``tls_poll_s``."""
+    tls_key_file: str = "/tls/tls.key"
+    """Private key of the certificate, PEM, not encrypted."""
+    tls_poll_s: float = 1.0
+    """Interval at which the two files are polled."""
+    client_ca_file: str = ""
+    """CA of the client certificates that callers must present, PEM; empty: any caller is accepted,
+    and can reserve what a waiting pod requests, for ``lease_s``.
+    """
+    client_names: tuple[str, ...] = ()
+    """Common names of certificates that are accepted with ``client_ca_file``.
+
+    Empty: all that the CA signed.
+    """
+    wait_s: float = 8.0
+    """Longest time to decide on a Binding, below ``timeoutSeconds`` of the webhook's configuration
+    (10 s), so that the text of a refusal reaches the pod's events.
+    """
+
+
+class KueueSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds for Workloads of Kueue, see docs/kueue.md."""
+
+    enabled: bool = False
+    """Answer AdmissionChecks with the controller name ``hami.io/placement``."""
+    lease_s: float = 60.0
+    """Time for which held devices stay reserved after the last renewal; renewed at a third of it.
+    """
+    hold_s: float = 300.0
+    """Time after admission for which the devices of pods that have no node yet stay held."""
+    requeue_s: int = 15
+    """Pause before Kueue tries a Workload again that had no placement."""
+    reject_after_s: float = 60.0
+    """Time for which a Workload must exceed even unused devices before it is rejected, so that
+    nodes that are just joining count.
+    """
+    unready_s: float = 60.0
+    """Time without sync after which AdmissionChecks become inactive, which stops their queues."""
+    discovery_s: float = 10.0
+    """Interval at which the API server is asked for Kueue's kinds while they are missing."""
+    namespace: str = "hami-system"
+    """Namespace of the Lease by which one replica is elected."""
+    lease_name: str = "hami-placement"
+    """Name of that Lease."""
+    leader_lease_s: float = 15.0
+    """Time after which another replica takes over from one that stopped."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +101,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     probe_port: int = 9395
     """Port of that server, by default that of HAMi's scheduler metrics; 0: the kernel chooses."""
+    bind_admission: BindAdmissionSettings = BindAdmissionSettings()
+    kueue: KueueSettings = KueueSettings()
     metric_names: tuple[NameSet, ...] = ("hami",)
     """Sets of metric names for devices and shares, see docs/metrics.md: ``hami``, ``legacy``
     (HAMi's older ones), ``volcano``. Each set costs some ten series per device.
@@ -66,6 +128,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Longest wait of a call for the synchronization before it is answered with an error; below
     kube-scheduler's extender timeout (15 s), so that the text reaches the pod's events.
     """
+
+    whatif_s: float = 10.0
+    """Longest computation of one answer of ``/v1/whatif``. It runs in a thread beside the
+    decisions and may delay them by tens of milliseconds."""
 
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus. An append takes under 1 ms, a new leader 1 s."""

@@ -85,6 +85,9 @@ def test_mode_is_not_named_where_it_would_not_help() -> None:
         ([device("a")], ("mig",), "; write nvidia.com/vgpu-mode: hami-core"),
         ([mig("a")], ("soft",), MIG),
         ([mig("a")], ("mps",), MIG),
+        ([device("a", mode="mps")], ("mig",), "; write nvidia.com/vgpu-mode: mps"),
+        ([device("a", mode="timeslice")], (), "; write nvidia.com/vgpu-mode: timeslice"),
+        ([device("a", mode="mps")], (), "; write nvidia.com/vgpu-mode: mps"),
     ],
 )
 def test_mode_annotation_that_no_device_suits_names_one_that_does(

@@ -117,6 +117,51 @@ def test_one_node_serves_shares_parts_and_whole_devices_side_by_side() -> None:
     assert code(table_of(device("m", mode="mig")), pod(ask())) == "ModeNotFit"
 
 
+def test_share_records_the_mode_that_its_pod_named() -> None:
+    table = table_of(
+        device("m", mode="mps"), device("t", mode="timeslice", index=1), device("s", index=2)
+    )
+
+    def given(*modes: str) -> list[tuple[str, str]]:
+        found = pick(table, pod(ask(), selector=DeviceSelector(modes=modes)), "n")
+        assert isinstance(found, Placement)
+        return [(one.uuid, one.mode) for one in found.containers[0].shares]
+
+    assert given() == given("soft") == [("s", "")]
+    assert given("mps") == [("m", "mps")]
+    assert given("timeslice") == [("t", "timeslice")]
+
+
+def test_service_of_one_device_serves_one_device_and_never_a_whole_one() -> None:
+    table = table_of(device("a", mode="mps"), device("b", mode="mps", index=1))
+    named = DeviceSelector(modes=("mps",))
+    assert code(table, pod(ask(), selector=named)) is None
+    assert code(table, pod(ask(2), selector=named)) == "ModeNotFit"
+    assert code(table, pod(whole(), selector=named)) == "ModeNotFit"
+    slices = table_of(device("a", mode="timeslice"), device("b", mode="timeslice", index=1))
+    assert code(slices, pod(ask(2), selector=DeviceSelector(modes=("timeslice",)))) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "cap", "grades", "want"),
+    [
+        ("soft", True, (("memory", "B"),), None),
+        ("soft", False, (("memory", "B"),), "ModeNotFit"),
+        ("soft", True, (("compute", "B"),), "ModeNotFit"),
+        ("timeslice", False, (("memory", "C"),), None),
+        ("timeslice", False, (("compute", "C"),), "ModeNotFit"),
+        ("mps", False, (("compute", "C"),), None),
+        ("mps", False, (("fault", "B"),), "ModeNotFit"),
+    ],
+)
+def test_demand_of_isolation_is_judged_by_the_devices_class(
+    mode: str, grades: tuple[tuple[str, str], ...], want: str | None, *, cap: bool
+) -> None:
+    table = table_of(device("x", mode=mode, memory_cap=cap))
+    selector = DeviceSelector(modes=(mode,), min_isolation=grades)
+    assert code(table, pod(ask(), selector=selector)) == want
+
+
 def test_pod_that_names_a_partition_is_refused_where_no_device_has_any() -> None:
     table, named = table_of(device("x")), replace(ask(), profile="1g")
     assert code(table, pod(ask())) is None
@@ -565,3 +610,25 @@ def test_reservation_suits_only_the_request_it_was_made_for(
     request = pod(ask(mib=5_000, core=10))
     assert satisfies(table, request, "n", containers) is want
     assert not satisfies(table, request, "other", containers)
+
+
+@pytest.mark.parametrize("nodes", [1, 20])
+def test_share_is_at_most_what_a_recalled_device_has_itself(nodes: int) -> None:
+    """With twenty nodes the verdict comes from ranked capacity, with one from its devices."""
+    table = DeviceTable()
+    for number in range(nodes):
+        recalled = device(f"r-{number}", capacity_mib=80_000, largest_mib=40_000)
+        table.upsert_node(node_devices(f"n-{number}", [recalled]))
+    table.upsert_node(node_devices("managed", [device("m", capacity_mib=80_000)]))
+    names = [*(f"n-{number}" for number in range(nodes)), "managed"]
+    assert Verdicts(table).filter(pod(ask(mib=40_000)), names).feasible == names
+    assert Verdicts(table).filter(pod(ask(mib=40_001)), names).feasible == ["managed"]
+    table.book("n-0", [held(share("r-0", 40_000))])
+    assert "n-0" in Verdicts(table).filter(pod(ask(mib=40_000)), names).feasible
+
+
+def test_larger_share_of_a_pods_other_container_is_refused_too() -> None:
+    table = table_of(device("x", capacity_mib=200_000, largest_mib=40_000))
+    small, large = container(ask(mib=10), name="a"), container(ask(mib=50_000), name="b")
+    assert code(table, pod(small, large)) == "CardShareTooLarge"
+    assert code(table, pod(large, small)) == "CardShareTooLarge"

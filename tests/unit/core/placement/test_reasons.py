@@ -89,6 +89,16 @@ def test_first_node_by_name_is_named_among_equals() -> None:
             "ModeNotFit: no device is in mode mig or mps",
         ),
         (
+            devices("n", 1),
+            pod(ask(), selector=DeviceSelector(min_isolation=(("fault", "A"),))),
+            "ModeNotFit: no device that suits isolates a share by fault=A (hami.io/min-isolation)",
+        ),
+        (
+            node_devices("n", [device("x", capacity_mib=80_000, largest_mib=40_000)]),
+            pod(ask(mib=60_000)),
+            "CardShareTooLarge: 60000 MiB wanted, a recalled share has at most 40000 MiB (n)",
+        ),
+        (
             node_devices("n", [device("x", healthy=False), device("y", index=1, cordoned=True)]),
             pod(ask()),
             "CardCordoned: every healthy device is cordoned",

@@ -59,6 +59,7 @@ def test_only_container_with_a_share_needs_no_name() -> None:
     [
         (Share(vendor="nvidia", uuid="G", memory_mib=9, profile="1g.5gb", start=2), "1g.5gb@2"),
         (Share(vendor="nvidia", uuid="G", memory_mib=9, exclusive=True), "whole"),
+        (Share(vendor="nvidia", uuid="G", memory_mib=9, mode="mps"), "Multi-Process Service"),
         (Share(vendor="ascend", uuid="A", memory_mib=9), "ascend"),
     ],
 )

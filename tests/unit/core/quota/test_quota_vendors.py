@@ -7,7 +7,8 @@ import pytest
 
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods.podview import ContainerView, PodSpecView, PodView, ResourcesView
-from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.ledger.podfacts import account_of
 from hami_core.quota.resourcequota import (
     QuotaReader,
@@ -105,3 +106,17 @@ def test_vendor_with_several_count_resources_is_counted_by_each() -> None:
 def test_vendor_with_one_count_resource_needs_nothing_in_the_record() -> None:
     view = pod(("c", {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "100"}))
     assert account_of(view, count_resources(CATALOG)) is None
+
+
+def test_quota_on_either_dialect_counts_both() -> None:
+    settings = VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",)))
+    reader = QuotaReader(Catalog.from_settings(settings))
+    found = []
+    for name in ("nvidia.com/gpumem", "volcano.sh/vgpu-memory"):
+        hard = {f"limits.{name}": "4000"}
+        document = {"metadata": {"name": "q", "namespace": "n"}, "spec": {"hard": hard}}
+        quota = reader.read(json.dumps(document).encode())
+        assert quota is not None
+        found.append({resource: limit.most for resource, limit in quota.limits.items()})
+    assert found[0] == found[1]
+    assert count_resources(Catalog.from_settings(settings)) == count_resources(CATALOG)

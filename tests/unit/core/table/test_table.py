@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
-from hami_common.model.placement import Share
+from hami_common.model.placement import ContainerShares, Share
 from hami_core.table.block import Block
 from hami_core.table.table import DeviceTable, Usage
 from tests.support.builders import device, devices, held, node_devices, share
@@ -392,3 +393,13 @@ def test_matrices_of_links_that_no_node_has_any_more_are_dropped() -> None:
         number = int(place.block.links[place.column])
         assert table.link_classes[number].matrix.tolist() == [[0, score], [score, 0]]
     table.check()
+
+
+def test_shortfall_names_a_recalled_device_smaller_than_the_share() -> None:
+    table = DeviceTable()
+    table.upsert_node(node_devices("n", [device("x", capacity_mib=80_000, largest_mib=40_000)]))
+    two = [
+        ContainerShares(name=name, kind="app", shares=(share("x", 40_000),)) for name in ("a", "b")
+    ]
+    assert table.shortfall("n", two) == ()
+    assert table.shortfall("n", [replace(two[0], shares=(share("x", 40_001),))]) == ("x",)

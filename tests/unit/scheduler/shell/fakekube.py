@@ -79,7 +79,7 @@ class FakeKube:
         found = [
             obj
             for _, obj in self._matching(path, label_selector)
-            if not field or obj["spec"].get("nodeName") == node
+            if not field or obj["spec"].get("nodeName", "") == node
         ]
         return [
             json.dumps(

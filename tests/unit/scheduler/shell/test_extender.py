@@ -367,7 +367,7 @@ async def test_snapshot_contains_the_inputs_of_decisions() -> None:
                 healthy=False,
             )
         )
-        handler = s.scheduler.extender.routes()["GET", "/v1/snapshot"]
+        handler = s.scheduler.what_if.routes()["GET", "/v1/snapshot"]
         response = await handler(
             Request(method="GET", path="/v1/snapshot", query={}, headers={}, body=b"", params={})
         )

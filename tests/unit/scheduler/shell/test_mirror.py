@@ -6,10 +6,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from hami_common.compat import adoption, hamiformat
+from hami_common.compat import adoption, hamiformat, volcano
 from hami_common.events.allocation import CarriedShare, StateRecord
 from hami_common.model.device import Profile
 from hami_common.pods import annotations
+from hami_common.vendors.catalog import VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from tests.support import hami_reader
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World
@@ -121,3 +123,37 @@ async def test_nothing_is_mirrored_without_the_setting() -> None:
         await world.advance(14, "n1")
         assert not hami_reader.placed(world.kube.pods())
         assert not hami_reader.registered(world.kube.objects[NODE])
+
+
+VOLCANO = VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",)))
+
+
+async def test_bound_pods_carry_volcanos_annotations_from_the_binding_on() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    async with world.scheduler(vendors=VOLCANO) as running:
+        assert await running.bind(world.add_pod(builders.pod("p", mem_mib=3000)), "n1") == ""
+        pod = world.kube.pod("p")
+        assert pod["metadata"]["annotations"][volcano.POD_IDS] == "GPU-n1-0,NVIDIA,3000,10:"
+        version = pod["metadata"]["resourceVersion"]
+        await world.advance(7, "n1")
+        assert world.kube.pod("p")["metadata"]["resourceVersion"] == version
+        assert KEY not in pod["metadata"]["annotations"], "HAMi's mirrors are another setting"
+        # Someone else's value is not what the ledger holds; a restarted scheduler compares it.
+        pod["metadata"]["annotations"][volcano.POD_IDS] = "GPU-n1-0,NVIDIA,1,1:"
+    async with world.scheduler("s2", vendors=VOLCANO):
+        await world.advance(7, "n1")
+        shown = world.kube.pod("p")["metadata"]["annotations"][volcano.POD_IDS]
+        assert shown == "GPU-n1-0,NVIDIA,3000,10:"
+
+
+async def test_both_forms_can_be_mirrored() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.kube.put(NODE, {"metadata": {"name": "n1", "annotations": {}}})
+    async with world.scheduler(vendors=VOLCANO, mirror_pods=True) as running:
+        assert await running.bind(world.add_pod(builders.pod("p", mem_mib=3000)), "n1") == ""
+        await world.advance(7, "n1")
+        notes = world.kube.pod("p")["metadata"]["annotations"]
+        assert notes[KEY] == "GPU-n1-0,NVIDIA,3000,10:;"
+        assert notes[volcano.POD_IDS] == "GPU-n1-0,NVIDIA,3000,10:"

@@ -446,7 +446,7 @@ async def test_snapshot_answers_about_quotas_and_queues_as_the_scheduler_does(
             if name != "first"
         }
         answers["turn"] = set((await s.filter(asked["turn"], NODES))["FailedNodes"].values())
-        handler = s.scheduler.extender.routes()["GET", "/v1/snapshot"]
+        handler = s.scheduler.what_if.routes()["GET", "/v1/snapshot"]
         request = Request(
             method="GET", path="/v1/snapshot", query={}, headers={}, body=b"", params={}
         )

@@ -64,7 +64,9 @@ from hami_common.events.allocation import (
     CarriedShare,
     ReportedState,
     StateRecord,
+    is_of_workload,
     joined_state,
+    workload_of,
 )
 from hami_common.model.placement import (
     NOTHING,
@@ -151,7 +153,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Reason and duration for which a share is reserved before its pod is bound."""
 
     held_for: str
-    """``preemption`` or ``gang <namespace>/<name>``."""
+    """``preemption``, ``gang <namespace>/<name>`` or ``workload <namespace>/<name>``."""
     lease_s: float
     awaits: tuple[str, ...] = ()
     """UIDs of pods on the node whose end frees this share."""
@@ -544,20 +546,8 @@ class Ledger:
         )
         if isinstance(chosen, NodeRefusal):
             return chosen
-        return self._append(
-            AllocationRecord(
-                op="reserve",
-                allocation_id=allocation_id,
-                node=node,
-                pod_uid=request.uid,
-                namespace=request.namespace,
-                pod=request.name,
-                containers=chosen.containers,
-                time_s=now_s,
-                lease_s=self._lease_s,
-                writer=self._writer,
-            ),
-            fenced=True,
+        return self._reserve(
+            request, node, chosen.containers, allocation_id=allocation_id, now_s=now_s
         )
 
     def plan_hold(
@@ -596,6 +586,68 @@ class Ledger:
                 self.table.book(node, other.record.containers)
         if isinstance(chosen, NodeRefusal):
             return chosen
+        return self._reserve(
+            request,
+            node,
+            chosen.containers,
+            allocation_id=allocation_id,
+            now_s=now_s,
+            hold=hold,
+            awaits=tuple(sorted(other.record.pod_uid for other in leaving)),
+        )
+
+    def plan_take(
+        self,
+        request: PodRequest,
+        node: str,
+        *,
+        held_uid: str,
+        allocation_id: str,
+        now_s: float,
+        fenced: str = "",
+    ) -> Append | Reuse | NodeRefusal:
+        """Plan the shares that are held for the pod's Workload under ``held_uid``.
+
+        Until the hold is released its devices are booked twice, so that no other pod gets them. If
+        the hold does not suit, this is ``plan_bind``.
+        """
+        hold = self.holding(node, held_uid)
+        if (
+            hold is None
+            or not is_of_workload(hold.record)
+            or hold.record.namespace != request.namespace
+            or self.holding(node, request.uid) is not None
+            or not satisfies(self.table, request, node, hold.record.containers)
+        ):
+            return self.plan_bind(
+                request, node, allocation_id=allocation_id, now_s=now_s, fenced=fenced
+            )
+        return self._reserve(
+            request,
+            node,
+            tuple(
+                replace(shares, priority=container.priority)
+                for container, shares in zip(
+                    request.containers, hold.record.containers, strict=True
+                )
+            ),
+            allocation_id=allocation_id,
+            now_s=now_s,
+            awaits=(held_uid,),
+        )
+
+    def _reserve(
+        self,
+        request: PodRequest,
+        node: str,
+        containers: tuple[ContainerShares, ...],
+        *,
+        allocation_id: str,
+        now_s: float,
+        hold: Hold | None = None,
+        awaits: tuple[str, ...] = (),
+    ) -> Append:
+        """Plan the record of a reservation; ``hold``: one that is made before the bind."""
         return self._append(
             AllocationRecord(
                 op="reserve",
@@ -604,15 +656,24 @@ class Ledger:
                 pod_uid=request.uid,
                 namespace=request.namespace,
                 pod=request.name,
-                containers=chosen.containers,
+                containers=containers,
                 time_s=now_s,
-                lease_s=hold.lease_s,
+                lease_s=self._lease_s if hold is None else hold.lease_s,
                 writer=self._writer,
-                held_for=hold.held_for,
-                awaits=tuple(sorted(other.record.pod_uid for other in leaving)),
+                held_for="" if hold is None else hold.held_for,
+                awaits=awaits,
             ),
             fenced=True,
         )
+
+    def holdings_of_workload(self, workload_uid: str) -> list[Holding]:
+        """Return the shares held for the pods of a Workload that are not bound yet, by uid."""
+        found = [
+            holding
+            for holding in self.reserved()
+            if is_of_workload(holding.record) and workload_of(holding.record) == workload_uid
+        ]
+        return sorted(found, key=lambda holding: (holding.record.pod_uid, holding.revision))
 
     def plan_restore(
         self, signed: SignedPlacement, *, now_s: float, must: bool
@@ -723,8 +784,12 @@ class Ledger:
     def plan_renew(self, holding: Holding, *, now_s: float) -> Append:
         """Plan to take over a reservation and renew its lease, unless its record has changed since.
 
-        Takes no more capacity, so the append is conditional on its key only.
+        Takes no more capacity, so the append is conditional on its key only. No Binding is posted
+        under a Workload's hold, which keeps its own lease.
         """
+        if is_of_workload(holding.record):
+            record = replace(holding.record, time_s=now_s, writer=self._writer)
+            return self._append(record, fenced=False, sequence=holding.revision)
         return self._append(
             replace(
                 holding.record,

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from hami_common.apipath import api_path, is_subdomain
-from hami_common.bounds import RUNTIME_MOST_S
+from hami_common.bounds import RUNTIME_MOST_S, UID_MOST
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.allocation import Account
 from hami_common.model.request import PlacementPolicy, PodRequest
@@ -88,6 +88,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """True while kube-scheduler skips the pod because of a scheduling gate."""
     account: Account | None = None
     """The identity under which quotas count the pod, see ``account_of``."""
+    hold: str = ""
+    """Uid of the Workload whose held shares the pod takes over; only in its own namespace."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
@@ -201,6 +203,10 @@ class PodReader:
             require_admitted(pod, request)
         return request
 
+    def template_request(self, pod: PodView) -> PodRequest | None:
+        """Return the request of a pod that is not created yet; as ``request_of``."""
+        return self._catalog.parse_pod(pod, defaults=self._policy)
+
     def account_of(self, pod: PodView) -> Account | None:
         """Return the identity under which quotas count the pod."""
         return account_of(pod, self._count_resources)
@@ -258,6 +264,7 @@ class PodReader:
             grace_s=_grace_s(pod),
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
+            hold=pod.annotations().get(keys.HOLD, "")[:UID_MOST],
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
         )
 

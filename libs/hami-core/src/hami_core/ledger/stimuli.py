@@ -297,6 +297,17 @@ class HoldPlanned(Input[BindPlan], frozen=True, kw_only=True, omit_defaults=True
     fenced: str = ""
 
 
+class TakePlanned(Input[BindPlan], frozen=True, kw_only=True, omit_defaults=True):
+    """``Ledger.plan_take``."""
+
+    request: PodRequest
+    node: str
+    held_uid: str
+    allocation_id: str
+    now_s: float
+    fenced: str = ""
+
+
 class RestorePlanned(Input[Append | NodeRefusal | None], frozen=True, kw_only=True):
     """``Ledger.plan_restore``."""
 

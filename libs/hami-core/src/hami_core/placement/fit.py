@@ -8,6 +8,7 @@ several hardware partitions is as many steps of one, because they may be parts o
 
 Constraints in order: see ``Stage``.
 
+- A device that is overcommitted by recall serves no share above its own memory.
 - An exclusive share requires an idle device, and blocks the device for all other pods.
 - A pod with ``mutex`` takes idle devices of physical cards that no other pod uses.
 - A share without compute books none, and is refused where other pods use all compute.
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 
 from hami_common.model.placement import JOINS
 from hami_common.model.request import (
+    MPS_MODE,
     ContainerKind,
     DeviceRequest,
     DeviceSelector,
@@ -69,22 +71,23 @@ class Stage(IntEnum):
     TYPE = 0
     MODE = 1
     SIZE = 2
-    UUID = 3
-    AGENT = 4
-    WITHHELD = 5
-    HEALTH = 6
-    CORDON = 7
-    SLOT = 8
-    HELD = 9
-    KIND = 10
-    MEMORY = 11
-    CORE = 12
-    UNITS = 13
-    PARTITION = 14
-    IDLE = 15
-    NUMA = 16
-    SHAPE = 17
-    FITS = 18
+    LARGEST = 3
+    UUID = 4
+    AGENT = 5
+    WITHHELD = 6
+    HEALTH = 7
+    CORDON = 8
+    SLOT = 9
+    HELD = 10
+    KIND = 11
+    MEMORY = 12
+    CORE = 13
+    UNITS = 14
+    PARTITION = 15
+    IDLE = 16
+    NUMA = 17
+    SHAPE = 18
+    FITS = 19
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -310,6 +313,9 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
         for one in granted(view, request):
             suits[one.devices] = one.grant is not None
         yield Stage.SIZE, suits
+    if bound_key(view, request):
+        largest = block.largest_mib[:, : block.count]
+        yield Stage.LARGEST, (largest == 0) | (largest >= wanted_mib(view, request))
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]
@@ -345,7 +351,12 @@ def _accepted_modes(view: View, step: Step) -> Bools:
     block, modes = view.block, view.table.modes.words
     mode = block.mode[:, : block.count]
     plain, divided = (
-        np.array([serves_mode(step.request, step.selector, word, divided=way) for word in modes])
+        np.array(
+            [
+                serves_mode(step.request, step.selector, word, divided=way, memory_cap=cap)
+                for word, cap in modes
+            ]
+        )
         for way in (False, True)
     )
     accepted: Bools = plain[mode]
@@ -423,7 +434,32 @@ def _static_key(view: View, step: Step) -> tuple[object, ...]:
     wishes: object = request.types, request.modes, request.profile, request.exact
     if divisions_of(view, request.vendor):  # then the assigned size depends on the table
         wishes = request
-    return request.vendor, request.exclusive, step.selector, wishes, step.is_part
+    return (
+        request.vendor,
+        request.exclusive,
+        step.selector,
+        wishes,
+        step.is_part,
+        is_refused_by_mps(step),
+        bound_key(view, request),
+    )
+
+
+def is_refused_by_mps(step: Step) -> bool:
+    """Return whether the step may have devices in mode ``mps`` and asks for too many of them."""
+    return step.request.count > 1 and MPS_MODE in step.selector.modes
+
+
+def bound_key(view: View, request: DeviceRequest) -> tuple[int, ...]:
+    """Return the requested memory if some device has a largest share; empty if none has."""
+    block = view.block
+
+    def make() -> bool:
+        return bool(block.largest_mib[:, : block.count].any())
+
+    if not block.derived("bounded shares", make):
+        return ()
+    return request.memory_mib, request.memory_pct
 
 
 def _judged(view: View, step: Step) -> Stages:
@@ -782,16 +818,18 @@ def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
     slots, core, mib = together(steps, lambda request: wanted_mib(view, request))
     passing = selected(view, steps[0]) & (free.slots >= slots)
     for step in steps[1:]:
-        if not _is_answered_alike(step.request, steps[0].request):
+        if not _is_answered_alike(view, step.request, steps[0].request):
             passing &= selected(view, step)
     passing &= free.mib >= mib
     passing &= free.core >= core
     return passing
 
 
-def _is_answered_alike(a: DeviceRequest, b: DeviceRequest) -> bool:
+def _is_answered_alike(view: View, a: DeviceRequest, b: DeviceRequest) -> bool:
     """Return whether two plain requests of a pod to one vendor accept the same devices."""
-    return (a.types, a.modes, a.profile, a.exact) == (b.types, b.modes, b.profile, b.exact)
+    alike = (a.types, a.modes, a.profile, a.exact) == (b.types, b.modes, b.profile, b.exact)
+    has_one_bound = bound_key(view, a) == bound_key(view, b)
+    return alike and (a.count > 1) == (b.count > 1) and has_one_bound
 
 
 def reached(scene: Scene, step: Step) -> Stages:

@@ -22,7 +22,9 @@ from hami_core.placement.fit import (
     Plan,
     Step,
     View,
+    bound_key,
     has_count,
+    is_refused_by_mps,
     is_single,
     selected,
     together,
@@ -188,22 +190,23 @@ def offered_mib(view: View, plan: Plan, number: int) -> Ints | None:
 
 def _levels(view: View, steps: Sequence[Step]) -> Levels | None:
     """Return the levels for a pod's steps of one vendor, if the same devices suit them all."""
-    kind = _kind_of(steps[0])
+    kind = _kind_of(view, steps[0])
     for number, step in enumerate(steps):
         if step.request.count > view.block.width or not is_single(view, step):
             return None
         if step.request.exclusive and len(steps) > 1:
             return None  # they cannot share a device
-        if number and _kind_of(step) != kind:
+        if number and _kind_of(view, step) != kind:
             return None
     return view.block.followed(("levels", kind), Levels)
 
 
-def _kind_of(step: Step) -> tuple[object, ...]:
-    """Return the step's constraints on a device, except amounts."""
+def _kind_of(view: View, step: Step) -> tuple[object, ...]:
+    """Return the step's constraints on a device, except amounts that usage affects."""
     request = step.request
     wishes = request.types, request.modes, request.profile, request.exact
-    return request.vendor, request.exclusive, step.selector, wishes
+    is_refused, bound = is_refused_by_mps(step), bound_key(view, request)
+    return request.vendor, request.exclusive, step.selector, wishes, is_refused, bound
 
 
 def _wanted(view: View, request: DeviceRequest, row: int) -> Ints | int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.model.request import DeviceRequest, PodRequest, wants_parts
+from hami_common.model.request import NAMED_MODES, DeviceRequest, PodRequest, wants_parts
 from hami_common.vendors.partitions import Division, Grant, assign_starts
 from hami_core.placement.fit import NO_CONSTRAINT, Plan, View, compile_request, wanted_mib
 from hami_core.placement.placing import Outcome, place
@@ -114,6 +114,7 @@ def _given(view: View, plan: Plan, outcome: Outcome) -> list[list[_Given]]:
                 core_pct=request.core_pct,
                 exclusive=request.exclusive,
                 kind=request.kind,
+                mode=_named_mode(view, row),
             )
             if grant is not None:
                 share = replace(
@@ -127,6 +128,12 @@ def _given(view: View, plan: Plan, outcome: Outcome) -> list[list[_Given]]:
             some.append(_Given(row, share, profile))
         given.append(some)
     return given
+
+
+def _named_mode(view: View, row: int) -> str:
+    """Return the device's mode where the share has to name it, see ``Share.mode``."""
+    mode, _ = view.table.modes.words[int(view.block.mode[row, view.column(0)])]
+    return mode if mode in NAMED_MODES else ""
 
 
 def _division(view: View, row: int) -> Division:

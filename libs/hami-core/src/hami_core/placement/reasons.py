@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PARTITION_MODES, PodRequest
-from hami_common.pods.annotations import DEVICE_POLICY
+from hami_common.pods.annotations import DEVICE_POLICY, MIN_ISOLATION
 from hami_common.vendors.partitions import NO_START, Division
 from hami_common.vendors.remedies import one_of, remedies_of
 from hami_core.placement.fit import (
@@ -67,6 +67,7 @@ RefusalCode = Literal[
     "CardComputeUnitsExhausted",
     "NumaNotFit",
     "CardPartitionMismatch",
+    "CardShareTooLarge",
     "CardPartitionInfeasible",
     "CardQosPolicyMismatch",
     "CardTopologyInfeasible",
@@ -75,6 +76,7 @@ RefusalCode = Literal[
     "VictimsLeaving",
     "GangIncomplete",
     "GangWaiting",
+    "HeldElsewhere",
     "ShareLost",
     "PodNotAdmitted",
     "PodQuarantined",
@@ -103,6 +105,7 @@ CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.IDLE: "ExclusiveDeviceAllocateConflict",
     Stage.NUMA: "NumaNotFit",
     Stage.SIZE: "CardPartitionMismatch",
+    Stage.LARGEST: "CardShareTooLarge",
     Stage.PARTITION: "CardPartitionInfeasible",
     Stage.KIND: "CardQosPolicyMismatch",
     Stage.SHAPE: "CardTopologyInfeasible",
@@ -240,7 +243,14 @@ def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | 
 
 
 _NOTHING: Final = Measure(0, 0, "")
-_STAGES_WITH_AMOUNT: Final = (Stage.MEMORY, Stage.CORE, Stage.PARTITION, Stage.NUMA, Stage.SHAPE)
+_STAGES_WITH_AMOUNT: Final = (
+    Stage.LARGEST,
+    Stage.MEMORY,
+    Stage.CORE,
+    Stage.PARTITION,
+    Stage.NUMA,
+    Stage.SHAPE,
+)
 """Stages whose refusal text includes an amount."""
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
 _KINDS: Final = 4
@@ -658,6 +668,9 @@ def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[In
     if stage == Stage.MEMORY:
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
+    elif stage == Stage.LARGEST:
+        wanted = wanted_mib(view, request)
+        free = view.ints(block.largest_mib)
     elif stage == Stage.CORE:
         core = wanted_core(view, request)
         wanted = core if isinstance(core, int) else core.astype(np.int64)
@@ -703,6 +716,8 @@ def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Divisio
             f"{best.wanted} devices wanted, at most {best.free} fit on a node {where}"
             f"; others {CODE_BY_STAGE[stage]}"
         )
+    if stage == Stage.LARGEST:
+        return f"{best.wanted} MiB wanted, a recalled share has at most {best.free} MiB {where}"
     if stage <= Stage.CORDON:
         return _fact_of_kind(step, stage)
     if stage == Stage.PARTITION and best.lack is not None:
@@ -813,6 +828,9 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
             return f"no device is of a type wanted: {lists}"
         case Stage.MODE:
             modes = selector.modes or step.request.modes
+            if selector.min_isolation:
+                least = ",".join(f"{name}={grade}" for name, grade in selector.min_isolation)
+                return f"no device that suits isolates a share by {least} ({MIN_ISOLATION})"
             if not modes and step.request.exclusive:
                 return "every device is divided in hardware, and the pod does not ask for a part"
             if not modes and step.request.count > 1:

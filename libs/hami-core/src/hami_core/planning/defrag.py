@@ -374,6 +374,7 @@ class _Search:
             cell.division,
             cell.memory_mib,
             cell.capacity_mib,
+            cell.largest_mib,
             cell.capacity_core,
             cell.slots,
             cell.healthy,

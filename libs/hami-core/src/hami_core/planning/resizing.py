@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from hami_common.bounds import Label, Name, SignedInt32
 from hami_common.errors import RequestInvalid
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.request import MPS_MODE
 from hami_core.ledger.holding import Holding
 
 RESIZABLE_VENDORS = frozenset({"nvidia"})
@@ -142,6 +143,9 @@ def _require_resizable(container: str, share: Share) -> None:
     elif share.exclusive:
         problem = f"it holds device {share.uuid} whole, so nothing limits it"
         fix = "start the pod again with a share of a device"
+    elif share.mode == MPS_MODE:
+        problem = "its Multi-Process Service takes limits only when a program starts"
+        fix = "start the pod again with another request"
     elif share.vendor not in RESIZABLE_VENDORS:
         problem = f"devices of {share.vendor} take their limit only when a container starts"
         fix = "start the pod again with another request"

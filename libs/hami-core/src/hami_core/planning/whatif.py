@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceSelector, PodRequest
-from hami_common.pods.annotations import DEVICE_POLICY
+from hami_common.pods.annotations import DEVICE_POLICY, MIN_ISOLATION
 from hami_common.vendors.remedies import one_of, remedies_of
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import Accepted, Reuse
@@ -33,6 +33,9 @@ SELECTOR_COST: Final = 0.5
 """Cost of dropping a constraint, relative to the fraction of an amount that is given up."""
 _FULL_PCT: Final = 100
 _NodeFor = Callable[[PodRequest], str]
+Excluded = Mapping[str, Mapping[str, str]]
+"""By uid of a pod: the nodes that kube-scheduler does not offer it, with the constraint."""
+NONE_EXCLUDED: Final[Excluded] = MappingProxyType({})
 
 
 class Governed(NamedTuple):
@@ -80,9 +83,13 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pod: str
     node: str = ""
     """The chosen node; empty: no node takes it."""
+    fitting: tuple[str, ...] = ()
+    """All nodes that take it, by name, where they were asked for."""
     containers: tuple[ContainerShares, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Largest group first."""
+    by_quota: bool = False
+    """Devices of some node fit, and a quota or queue refuses them."""
     closest: tuple[Change, ...] = ()
     """Cheapest first; at most one for each amount and constraint."""
 
@@ -125,25 +132,38 @@ def simulate(
     *,
     now_s: float,
     explain: bool = True,
+    fitting: bool = False,
     governed: Governed | None = None,
+    excluded: Excluded = NONE_EXCLUDED,
 ) -> Iterator[Outcome]:
     """Place each pod where the scheduler would, booking it before the next one is placed.
 
     A pod that is refused for its queue's turn or for its borrowing limit keeps waiting for it, as
-    seen by the pods after it.
+    seen by the pods after it. With ``fitting``, each outcome lists all nodes that take the pod.
     """
-    scene = _Scene(ledger, governed)
+    scene = _Scene(ledger, governed, excluded=excluded)
     for number, request in enumerate(requests):
-        known = Outcome(namespace=request.namespace, pod=request.name)
         node, filtered = scene.best(request, waits=True)
-        refusals = _refusals(filtered)
+        known = Outcome(
+            namespace=request.namespace,
+            pod=request.name,
+            fitting=tuple(sorted(filtered.left.strings())) if fitting else (),
+        )
+        by_quota = isinstance(filtered, Allowed) and bool(filtered.refused)
+        chosen: tuple[Refusal, ...] = ()
         if node:
             placed = scene.place(request, node, allocation_id=f"whatif-{number}", now_s=now_s)
             if isinstance(placed, tuple):
                 yield replace(known, node=node, containers=placed)
                 continue
-            refusals = (Refusal(text=f"node {node}: {placed.text}", nodes=1), *refusals)
-        yield replace(known, refusals=refusals, closest=_closest(scene, request) if explain else ())
+            chosen = (Refusal(text=f"node {node}: {placed.text}", nodes=1),)
+            by_quota = True
+        yield replace(
+            known,
+            refusals=(*chosen, *scene.refusals(request, filtered)),
+            by_quota=by_quota,
+            closest=_closest(scene, request) if explain else (),
+        )
 
 
 def standing(
@@ -158,18 +178,13 @@ def standing(
 
     ``excluded``: nodes that kube-scheduler does not offer the pod, with the constraint.
     """
-    names = ledger.table.nodes()
-    scene = _Scene(ledger, governed, excluded=frozenset(excluded))
+    scene = _Scene(ledger, governed, excluded={request.uid: excluded})
     best, filtered = scene.best(request)
-    others = Counter(excluded[name] for name in names if name in excluded)
     return Standing(
-        nodes=len(names),
+        nodes=len(ledger.table.nodes()),
         feasible=len(filtered.left),
         best=best,
-        refusals=(
-            *_refusals(filtered),
-            *(Refusal(text=f"excluded by {why}", nodes=n) for why, n in others.most_common()),
-        ),
+        refusals=scene.refusals(request, filtered),
         closest=() if best else _closest(scene, request),
         explained=explain(ledger.table, request, node) if node else None,
     )
@@ -179,7 +194,7 @@ class _Scene:
     """A scheduler's core on a copy of a ledger."""
 
     def __init__(
-        self, ledger: Ledger, governed: Governed | None, excluded: frozenset[str] = frozenset()
+        self, ledger: Ledger, governed: Governed | None, excluded: Excluded = NONE_EXCLUDED
     ) -> None:
         self._ledger = ledger
         self._excluded = excluded
@@ -192,7 +207,8 @@ class _Scene:
 
         With ``waits`` the scene records whether the pod now waits for its queue.
         """
-        names = [name for name in self._ledger.table.nodes() if name not in self._excluded]
+        excluded = self._excluded.get(request.uid, ())
+        names = [name for name in self._ledger.table.nodes() if name not in excluded]
         filtered = self._verdicts.filter(request, names)
         asker = self._askers.get(request.uid, NOBODY_SPECIAL)
         waiting = tuple(self._quota.claims())
@@ -204,6 +220,18 @@ class _Scene:
         if not len(answer.left):
             return "", answer
         return self._verdicts.prioritize(request, answer.left).best(1)[0][0], answer
+
+    def refusals(self, request: PodRequest, filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
+        """Return the refusals of devices and quotas first, then nodes that kube-scheduler excludes.
+
+        The largest group of each is first.
+        """
+        excluded = self._excluded.get(request.uid, {})
+        others = Counter(why for name, why in excluded.items() if name in self._ledger.table)
+        return (
+            *_refusals(filtered),
+            *(Refusal(text=f"excluded by {why}", nodes=n) for why, n in others.most_common()),
+        )
 
     def place(
         self, request: PodRequest, node: str, *, allocation_id: str, now_s: float
@@ -398,11 +426,18 @@ def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
                     container="",
                     vendor=vendor,
                     what=_annotation(request, vendor, what),
-                    asked=",".join(asked) if isinstance(asked, tuple) else str(asked).lower(),
+                    asked=_text_of(asked),
                     fits="any",
                     node=node,
                     cost=SELECTOR_COST,
                 )
+
+
+def _text_of(asked: object) -> str:
+    """Return a selector's value as its annotation has it."""
+    if not isinstance(asked, tuple):
+        return str(asked).lower()
+    return ",".join(one if isinstance(one, str) else "=".join(one) for one in asked)
 
 
 def _annotation(request: PodRequest, vendor: str, what: str) -> str:
@@ -415,6 +450,7 @@ def _annotation(request: PodRequest, vendor: str, what: str) -> str:
         "deny_uuids": keys.deny_uuids,
         "modes": (keys.mode,),
         "numa_bind": (keys.numa_bind,),
+        "min_isolation": (MIN_ISOLATION,),
     }.get(what, ())
     asked = [r for c in request.containers for r in c.requests if r.vendor == vendor]
     return next((key for r in asked if (key := one_of(found, r))), what)

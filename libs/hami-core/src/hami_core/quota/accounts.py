@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.allocation import Account, AllocationRecord
+from hami_common.events.allocation import Account, AllocationRecord, is_of_workload
 from hami_core.placement.reasons import NodeRefusal, RefusalCode
 from hami_core.quota import documents as quota_memory
 from hami_core.quota.documents import QuotaMemory
@@ -182,12 +182,30 @@ class QuotaLedger:
             return
         entry = _Entry(record)
         if self._is_exact and self.governs(namespace, record.account):
+            taken = self._taken_over(record)
+            for other in taken:
+                self._take(namespace, other)
             refusal = self._judge(namespace, entry.account, entry.amounts)
+            for other, held in taken.items():
+                self._put(namespace, other, held)
             if refusal is not None:
                 self._refused[seq] = refusal
             if len(self._refused) > VERDICTS_KEPT:
                 self._refused.popitem(last=False)
         self._put(namespace, key, entry)
+
+    def _taken_over(self, record: AllocationRecord) -> dict[_Key, _Entry]:
+        """Return the Workload's hold whose shares the record takes over; it is released next.
+
+        Counted twice, a Workload at its limit could never start.
+        """
+        live = self._live.get(record.namespace, {})
+        found = {key: live.get(key) for key in ((record.node, uid) for uid in record.awaits)}
+        return {
+            key: entry
+            for key, entry in found.items()
+            if entry is not None and is_of_workload(entry.record)
+        }
 
     def synced(self) -> None:
         """Note that the stored records are folded; from here on the fold misses no record."""

@@ -27,7 +27,7 @@ from hami_common.model.request import ContainerRequest, PodRequest
 from hami_common.pods.podview import MetadataView
 from hami_common.units import parse_count
 from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import ResourceNames
+from hami_common.vendors.protocol import ResourceNames, Vendor
 
 Kind = Literal["memory_mib", "core_pct", "devices"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -264,12 +264,16 @@ def count_resources(catalog: Catalog) -> dict[str, tuple[str, str]]:
     Only of vendors that have several count resources.
     """
     return {
-        name: (vendor.name, family.count)
+        name: (vendor.name, family.kind)
         for vendor in catalog.vendors
-        if len(vendor.families) > 1
+        if _has_several(vendor)
         for family in vendor.families
         for name in family.all()
     }
+
+
+def _has_several(vendor: Vendor) -> bool:
+    return len({family.kind for family in vendor.families}) > 1
 
 
 class QuotaReader:
@@ -280,7 +284,7 @@ class QuotaReader:
         self._resources: dict[str, tuple[Resource, ResourceNames]] = {}
         for vendor in catalog.vendors:
             for family in vendor.families:
-                word = family.count if len(vendor.families) > 1 else vendor.name
+                word = family.kind if _has_several(vendor) else vendor.name
                 for name, kind in _kinds(family, vendor.resources.aliases).items():
                     self._resources[LIMITS_PREFIX + name] = (Resource(word, kind), family)
 

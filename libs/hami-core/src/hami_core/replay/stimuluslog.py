@@ -53,6 +53,7 @@ DECISIONS: Final = (
     stimuli.ShortlistAsked,
     stimuli.BindPlanned,
     stimuli.HoldPlanned,
+    stimuli.TakePlanned,
     stimuli.RestorePlanned,
     stimuli.QuotaAsked,
     stimuli.QuotaLooked,

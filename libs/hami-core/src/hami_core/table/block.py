@@ -49,6 +49,7 @@ PART_WORTH_IT: Final = 4
 _MATRICES: Final[dict[str, Any]] = {
     "memory_mib": np.int64,
     "capacity_mib": np.int64,
+    "largest_mib": np.int64,
     "used_mib": np.int64,
     "free_mib": np.int64,
     "capacity_core": np.int32,
@@ -99,7 +100,7 @@ _SMALL: Final = (
     "used_slots",
     "exclusive_holders",
 )
-_MEMORY: Final = ("memory_mib", "capacity_mib", "used_mib")
+_MEMORY: Final = ("memory_mib", "capacity_mib", "largest_mib", "used_mib")
 
 
 class Cell(Struct, kw_only=True):
@@ -115,6 +116,8 @@ class Cell(Struct, kw_only=True):
     division: int = 0
     memory_mib: int = 0
     capacity_mib: int = 0
+    largest_mib: int = 0
+    """As in ``Block``."""
     capacity_core: int = 0
     slots: int = 0
     used_mib: int = 0
@@ -150,6 +153,8 @@ class Block:
     memory_mib: Ints
     """Physical memory."""
     capacity_mib: Ints
+    largest_mib: Ints
+    """Memory of the largest share that the device can serve; 0: no bound but its capacity."""
     used_mib: Ints
     free_mib: Ints
     """``capacity_mib - used_mib``; negative on a device that is over capacity."""
@@ -353,6 +358,7 @@ class Block:
             at = row, column
             self.memory_mib[at] = cell.memory_mib
             self.capacity_mib[at] = cell.capacity_mib
+            self.largest_mib[at] = cell.largest_mib
             self.used_mib[at] = cell.used_mib
             self.capacity_core[at] = cell.capacity_core
             self.used_core[at] = cell.used_core
@@ -478,6 +484,7 @@ class Block:
                 division=int(self.division[row, column]),
                 memory_mib=int(self.memory_mib[row, column]),
                 capacity_mib=int(self.capacity_mib[row, column]),
+                largest_mib=int(self.largest_mib[row, column]),
                 capacity_core=int(self.capacity_core[row, column]),
                 slots=int(self.slots[row, column]),
                 used_mib=int(self.used_mib[row, column]),

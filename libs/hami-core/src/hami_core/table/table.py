@@ -16,8 +16,8 @@ about it could not be ingested: it gets no new allocations. Memory in MiB, compu
 device. Independent of pods and policies.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -43,6 +43,7 @@ from hami_core.table.domains import Domains
 from hami_core.table.links import LinkClass
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Hashable)
 
 COLUMN_BITS: Final = 32
 COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
@@ -63,15 +64,15 @@ class Usage(Struct, frozen=True, kw_only=True):
     exclusive_holders: int
 
 
-class Words:
+class Words(Generic[W]):
     """Numbers for words that repeat in a column."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: W) -> None:
         """Number ``words`` from 0."""
         self.words = list(words)
         self._numbers = {word: number for number, word in enumerate(words)}
 
-    def number(self, word: str) -> int:
+    def number(self, word: W) -> int:
         """Return the word's number; a new word gets the next."""
         number = self._numbers.get(word)
         if number is None:
@@ -79,7 +80,7 @@ class Words:
             self.words.append(word)
         return number
 
-    def find(self, word: str) -> int | None:
+    def find(self, word: W) -> int | None:
         """Return the word's number, ``None`` when it was never seen."""
         return self._numbers.get(word)
 
@@ -116,9 +117,10 @@ class DeviceTable:
         """Grows when a node is added, removed or moved."""
         self.inventory_revision = 0
         """Highest revision of the canonical inventory that was put."""
-        self.vendors = Words()
+        self.vendors: Words[str] = Words()
         self.types = Words("")
-        self.modes = Words("")
+        self.modes = Words(("", False))
+        """Mode of sharing, and whether the driver limits memory: ``Device.memory_cap``."""
         self.kinds = Words("", MIXED)
         self.divisions: list[Division] = [Division((), {})]
         """Tables of partitions, by number; the first is that of devices without any."""
@@ -347,11 +349,12 @@ class DeviceTable:
             index=device.index,
             board=_board(device),
             type=self.types.number(device.type),
-            mode=self.modes.number(device.mode),
+            mode=self.modes.number((device.mode, device.memory_cap)),
             numa=NO_NUMA if device.numa is None or device.numa < 0 else device.numa,
             division=self._division(device),
             memory_mib=device.memory_mib,
             capacity_mib=device.capacity_mib,
+            largest_mib=device.largest_mib,
             capacity_core=device.capacity_core_pct,
             slots=device.slots,
             used_mib=used.used_mib,
@@ -595,7 +598,7 @@ class DeviceTable:
         to ``believe`` that the shares were free when they were assigned.
         """
         place = self._places.get(node)
-        mine = booked_by_device(without)
+        containers, mine = tuple(containers), booked_by_device(without)
         lacking: list[str] = []
         for uuid, need in booked_by_device(containers).items():
             row = None if place is None else place.rows.get(uuid)
@@ -614,6 +617,7 @@ class DeviceTable:
                 or holders > 0
                 or (need.exclusive and others > 0)
                 or self._is_divided_otherwise(place, uuid, need, have)
+                or 0 < block.largest_mib[at] < _largest(containers, uuid)
             ):
                 lacking.append(uuid)
         return tuple(lacking)
@@ -705,6 +709,11 @@ def _restore(known: dict[int, T], key: int, value: T | None) -> None:
         known.pop(key, None)
     else:
         known[key] = value
+
+
+def _largest(containers: Iterable[ContainerShares], uuid: str) -> int:
+    """Return the memory of the largest share of the device."""
+    return max(share.memory_mib for one in containers for share in one.shares if share.uuid == uuid)
 
 
 def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> dict[str, int]:

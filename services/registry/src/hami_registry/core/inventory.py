@@ -13,7 +13,7 @@ from hami_common.bounds import DEVICES_MOST
 from hami_common.events.codec import out_of_range
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import Device, DeviceFacts
-from hami_registry.core.device_config import DeviceConfig, canonical_device, use_of
+from hami_registry.core.device_config import DeviceConfig, canonical_devices, use_of
 from hami_registry.core.stranded import Holding, Stranded, stranded
 
 MAX_DEVICES_PER_NODE = DEVICES_MOST
@@ -140,8 +140,10 @@ class Inventory:
         """Return the reported devices under a configuration, by node."""
         by_node: dict[str, list[Device]] = {}
         for (node, _), report in self._reports.items():
-            devices = (canonical_device(config, node, facts) for facts in report.devices)
-            by_node.setdefault(node, []).extend(device for device in devices if device is not None)
+            devices, _ = canonical_devices(
+                config, node, report.devices, host_memory_mib=report.host_memory_mib
+            )
+            by_node.setdefault(node, []).extend(devices)
         return by_node
 
     @property
@@ -171,16 +173,19 @@ class Inventory:
     def canonical(self, node: str, vendor: str, *, time_s: float) -> NodeDevices:
         """Return the devices to publish for (node, vendor); ``KeyError`` without a report."""
         report = self._reports[(node, vendor)]
-        devices: dict[str, Device] = {}
+        usable: dict[str, DeviceFacts] = {}
         for facts in report.devices[:MAX_DEVICES_PER_NODE]:
-            if _problem_of(facts, report, set(devices)):
-                continue
-            device = canonical_device(
-                self._config, node, facts, cordoned_uuids=self._cordons.get(node, frozenset())
-            )
-            if device is not None:
-                devices[device.uuid] = device
-        problems = [report.problem] if report.problem else []
+            if not _problem_of(facts, report, set(usable)):
+                usable[facts.uuid] = facts
+        found, shortage = canonical_devices(
+            self._config,
+            node,
+            usable.values(),
+            host_memory_mib=report.host_memory_mib,
+            cordoned_uuids=self._cordons.get(node, frozenset()),
+        )
+        devices = {device.uuid: device for device in found}
+        problems = [one for one in (report.problem, shortage) if one]
         problems.extend(problems_of(report))
         return NodeDevices(
             node=node,

@@ -19,6 +19,7 @@ from hami_common.events.allocation import (
 )
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import NodeDevices
+from hami_common.model.isolation import Isolation, isolation_of
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
 from hami_registry.core.stranded import Holding
 
@@ -36,6 +37,8 @@ class DeviceView(Struct, frozen=True, kw_only=True):
     type: str
     memory_mib: int
     capacity_mib: int
+    overcommit: str
+    """Mechanism that keeps memory beyond ``memory_mib``: ``managed`` or ``recall``; empty: none."""
     booked_mib: int
     capacity_core_pct: int
     booked_core_pct: int
@@ -47,6 +50,8 @@ class DeviceView(Struct, frozen=True, kw_only=True):
     cordoned: bool
     numa: int | None
     mode: str
+    isolation: Isolation
+    """Class and grades of a share of it; a pod that has it whole shares it with no other."""
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -214,6 +219,7 @@ class Projection:
                 type=device.type,
                 memory_mib=device.memory_mib,
                 capacity_mib=device.capacity_mib,
+                overcommit=device.overcommit if device.capacity_mib > device.memory_mib else "",
                 booked_mib=(held := booked.get(device.uuid, NOTHING)).memory_mib,
                 capacity_core_pct=device.capacity_core_pct,
                 booked_core_pct=held.core_pct,
@@ -225,6 +231,13 @@ class Projection:
                 cordoned=device.cordoned,
                 numa=device.numa,
                 mode=device.mode,
+                isolation=isolation_of(
+                    device.vendor,
+                    divided=bool(device.partitions),
+                    exclusive=False,
+                    mode=device.mode,
+                    memory_cap=device.memory_cap,
+                ),
             )
             for published in self._devices.values()
             if node in (None, published.node) and vendor in (None, published.vendor)

@@ -19,6 +19,7 @@ from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
 from hami_common.runtime.kubeauth import Access
+from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
@@ -81,44 +82,6 @@ class ConfigView(Struct, frozen=True, kw_only=True):
     problem: str
     """Reason why the present content of the file is not in use; empty when it is."""
     config: DeviceConfig
-
-
-class ErrorBody(Struct, frozen=True, kw_only=True):
-    """Description of an error."""
-
-    code: str
-    """Stable word."""
-    message: str
-
-
-class ErrorAnswer(Struct, frozen=True, kw_only=True):
-    """Body of every answer with a status of 400 or more."""
-
-    error: ErrorBody
-
-
-class Parameter(Struct, frozen=True, kw_only=True):
-    """One parameter of an operation."""
-
-    name: str
-    place: str
-    """``path`` or ``query``."""
-    text: str
-    values: tuple[str, ...] = ()
-    """Closed set of values; empty: any text."""
-
-
-class Operation(Struct, frozen=True, kw_only=True):
-    """One operation of the API. All are GET."""
-
-    path: str
-    name: str
-    """Name of the operation, and of the method of ``Api`` that implements it."""
-    text: str
-    answer: type[Struct] | None = None
-    """``None``: a stream of server-sent events."""
-    parameters: tuple[Parameter, ...] = ()
-    errors: Mapping[int, str] = msgspec.field(default_factory=dict)
 
 
 _NODE = Parameter(name="node", place="path", text="Name of the node.")

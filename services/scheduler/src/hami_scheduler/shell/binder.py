@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binds one pod to one node: reserve in the ledger, commit in Kubernetes, report ``bound``.
 
+``admit`` does the first half for a Binding that another scheduler posted: it reserves and returns
+what the Binding must carry, and the API server commits (ADR 0029).
+
 Sequence (design D3, D4): read the pod and its resourceVersion → pick devices and append ``reserve``
 on the node's fence → post the Binding with uid, resourceVersion and the signed allocation → report
 the state. Each step may fail or be interrupted, and each failure ends in one of three ways:
@@ -16,13 +19,15 @@ throughout.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import AllocationRecord, is_of_workload
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.signing import Signer
@@ -31,11 +36,13 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.repair import Restore
-from hami_core.ledger.stimuli import Append, BindPlanned, HoldPlanned, Reuse
+from hami_core.ledger.stimuli import Append, BindPlanned, HoldPlanned, Reuse, TakePlanned
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell import mirror
 from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.extender_wire import BindArgs
+from hami_scheduler.shell.holds import Holds
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper
@@ -77,8 +84,20 @@ class Bound(Struct, frozen=True, kw_only=True):
     """The pod's allocation; ``None`` when it requests none of our devices or was bound before."""
 
 
+class Admitted(Bound, frozen=True, kw_only=True):
+    """The Binding of another scheduler may be stored, with these changes."""
+
+    pod: PodFacts | None = None
+    """The pod that the Binding must be for; ``None`` where the API server refuses the Binding."""
+    annotations: Mapping[str, str] = {}
+    """Signed allocation and limits; with them the Binding must expect this version of the pod."""
+
+
+Outcome = TypeVar("Outcome", bound=Bound)
+
+
 class Binder:
-    """Executes bind calls."""
+    """Executes bind calls, and admits the Bindings of other schedulers."""
 
     def __init__(
         self,
@@ -99,6 +118,8 @@ class Binder:
         self._state = state
         self._effects = effects
         self._quota = quota
+        self.holds = Holds(state)
+        """Shares that pods take over from their Workloads."""
         self._signer = signer
         self._settings = settings
         self._metrics = metrics
@@ -111,10 +132,34 @@ class Binder:
 
         Safe to repeat after any outcome and any crash.
         """
+        return await self._counted(args, partial(self._bind, args, traceparent))
+
+    async def admit(
+        self, args: BindArgs, *, resource_version: str, is_dry_run: bool, traceparent: str = ""
+    ) -> Admitted:
+        """Reserve for a Binding that another scheduler posted; ``Refused`` has the reason if not.
+
+        Safe to repeat: the second call finds the reservation of the first one and renews it. If the
+        Binding is not stored after all, the reservation ends with its lease. ``resource_version``
+        is the Binding's own precondition; a dry run reserves nothing.
+        """
+        return await self._counted(
+            args,
+            partial(
+                self._admit,
+                args,
+                resource_version=resource_version,
+                is_dry_run=is_dry_run,
+                traceparent=traceparent,
+            ),
+        )
+
+    async def _counted(self, args: BindArgs, attempt: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Run an attempt after all others for its pod, and count its outcome."""
         try:
             async with self._pods.hold(args.pod_uid, wait_s=self._settings.bind_wait_s):
                 with self._effects.settling.while_binding(args.pod_uid):
-                    bound = await self._bind(args, traceparent)
+                    bound = await attempt()
         except Refused as refused:
             self._metrics.binds.labels(outcome=refused.outcome).inc()
             raise
@@ -142,16 +187,52 @@ class Binder:
             raise Refused(outcome="invalid", text=pod.problem)
         if pod.request is None:
             return await self._commit_plain(pod, args.node)
-        generation, allocation_id = self._quota.ledger.generation, self._ids()
-        try:
-            attempt = await self._reserve(pod, args.node, allocation_id, traceparent)
-            settled = await self._within_quota(attempt, generation)
-        finally:
-            self._quota.stop_expecting(allocation_id)
-        bound = await self._commit(attempt) if settled is None else settled
+        reserved = await self._reserve_within_quota(pod, args.node, traceparent)
+        bound = reserved if isinstance(reserved, Bound) else await self._commit(reserved)
         if bound.holding is not None:
             self._effects.confirmations.add(bound.holding)
         return bound
+
+    async def _admit(
+        self, args: BindArgs, *, resource_version: str, is_dry_run: bool, traceparent: str
+    ) -> Admitted:
+        pod = await self._effects.pods.get(args.pod_namespace, args.pod_name)
+        fate = binding.fate_of(pod, uid=args.pod_uid, node=args.node)
+        if fate == "finished":
+            raise _refusal(fate, args.pod_namespace, args.pod_name, args.pod_uid, pod)
+        if fate in ("same-node", "ours"):
+            return Admitted(outcome="already-bound")
+        if fate != "free" or pod is None:
+            return Admitted(outcome=f"pod-{fate}")
+        if resource_version not in ("", pod.resource_version):
+            return Admitted(outcome="outdated")
+        if pod.problem:
+            raise Refused(outcome="invalid", text=pod.problem)
+        if pod.request is None:
+            return Admitted(outcome="admitted-plain", pod=pod)
+        if is_dry_run:
+            self._rehearse(pod, pod.request, args.node)
+            return Admitted(outcome="dry-run", pod=pod)
+        reserved = await self._reserve_within_quota(pod, args.node, traceparent)
+        if isinstance(reserved, Bound):
+            return Admitted(outcome=reserved.outcome)
+        holding = reserved.holding
+        self._effects.settling.expect_bound(holding)
+        _log.info("binding admitted", extra=_fields(holding))
+        return Admitted(
+            outcome="admitted", holding=holding, pod=pod, annotations=self._annotations(holding)
+        )
+
+    def _rehearse(self, pod: PodFacts, request: PodRequest, node: str) -> None:
+        """Refuse what ``_reserve`` and the quotas would refuse now; write nothing."""
+        self._state.require_complete()
+        allocation_id = self._ids()
+        plan = _fitting(self._plan(pod, request, node, allocation_id, None), node)
+        if isinstance(plan, Append):
+            try:
+                self._expect(plan.under(pod.account).record)
+            finally:
+                self._quota.stop_expecting(allocation_id)
 
     # --- reserve ---------------------------------------------------------------------------------
 
@@ -170,6 +251,17 @@ class Binder:
                 self._quota.stop_expecting(allocation_id)
         return attempt.holding
 
+    async def _reserve_within_quota(
+        self, pod: PodFacts, node: str, traceparent: str
+    ) -> "_Attempt | Bound":
+        """Return a reservation to be committed, or ``Bound`` if another attempt bound the pod."""
+        generation, allocation_id = self._quota.ledger.generation, self._ids()
+        try:
+            attempt = await self._reserve(pod, node, allocation_id, traceparent)
+            return await self._within_quota(attempt, generation) or attempt
+        finally:
+            self._quota.stop_expecting(allocation_id)
+
     async def _reserve(
         self,
         pod: PodFacts,
@@ -186,11 +278,10 @@ class Binder:
         async with self._effects.ledger.planning(node):
             for _ in range(self._settings.fence_tries):
                 holding: Holding | None
+                await self._release_taken(pod.uid, node)
                 # No await before the plan is made: an emptied ledger must plan nothing.
                 self._state.require_complete()
-                plan = self._plan(pod, request, node, allocation_id, hold)
-                if isinstance(plan, NodeRefusal):
-                    raise Refused(outcome="no-fit", text=f"node {node}: {plan.text}")
+                plan = _fitting(self._plan(pod, request, node, allocation_id, hold), node)
                 if isinstance(plan, Append):
                     plan = plan.under(pod.account)
                     self._expect(plan.record)
@@ -204,6 +295,7 @@ class Binder:
                 else:
                     holding = await self._append(plan, traceparent)
                 if holding is not None:
+                    await self._release_taken(pod.uid, node)
                     return _Attempt(
                         pod=pod,
                         holding=holding,
@@ -222,6 +314,7 @@ class Binder:
             (held.record.node, record.pod_uid)
             for held in self._state.ledger.holdings_of_pod(record.pod_uid)
         ]
+        own += [(record.node, uid) for uid in record.awaits if self._is_hold(record.node, uid)]
         if refusal := self._quota.expect(record, own=own):
             raise Refused(outcome="no-quota", text=refusal)
 
@@ -241,6 +334,22 @@ class Binder:
             return None
         self._metrics.quota_races.inc()
         return await self._give_up(attempt, outcome="no-quota", text=refusal.text)
+
+    def _is_hold(self, node: str, uid: str) -> bool:
+        holding = self._state.ledger.holding(node, uid)
+        return holding is not None and is_of_workload(holding.record)
+
+    async def _release_taken(self, pod_uid: str, node: str) -> None:
+        """Release the hold whose shares the pod's reservation took over."""
+        for _ in range(self._settings.fence_tries):
+            own = self._state.ledger.holding(node, pod_uid)
+            awaited = [] if own is None else self._state.ledger.awaited(own)
+            taken = [one for one in awaited if is_of_workload(one.record)]
+            if not taken:
+                return
+            for one in taken:
+                if await self._effects.ledger.release(one, "taken-over"):
+                    self.holds.taken(pod_uid)
 
     def _plan(
         self,
@@ -262,6 +371,18 @@ class Binder:
                     held_for=hold.held_for,
                     lease_s=hold.lease_s,
                     awaits=hold.awaits,
+                    fenced=pod.fence,
+                )
+            )
+        taken = self.holds.claimed(pod, node)
+        if taken is not None:
+            return core.answer(
+                TakePlanned(
+                    request=request,
+                    node=node,
+                    held_uid=taken.record.pod_uid,
+                    allocation_id=allocation_id,
+                    now_s=now_s,
                     fenced=pod.fence,
                 )
             )
@@ -329,23 +450,28 @@ class Binder:
                 return Bound(outcome="bound-plain")
         raise Refused(outcome="pod-changing", text=_CHANGING)
 
+    def _annotations(self, holding: Holding) -> dict[str, str]:
+        """Return what the pod is to carry, and trust it unverified when the watch delivers it."""
+        annotations = binding.allocation_annotations(
+            holding.record,
+            ledger_seq=holding.revision,
+            signer=self._signer,
+            core_policy=self._settings.vendors.nvidia.core_policy,
+        )
+        self._effects.pods.vouch(
+            annotations[keys.ALLOCATION],
+            binding.signed_placement(holding.record, ledger_seq=holding.revision),
+            key_id=self._signer.key_id,
+        )
+        return annotations | mirror.for_volcano(holding.record, self._settings.vendors.nvidia)
+
     async def _commit(self, attempt: "_Attempt") -> Bound:
         """Post the Binding; retry while only the pod's version caused the refusal."""
         for _ in range(self._settings.binding_tries):
             holding = attempt.holding
-            annotations = binding.allocation_annotations(
-                holding.record,
-                ledger_seq=holding.revision,
-                signer=self._signer,
-                core_policy=self._settings.vendors.nvidia.core_policy,
-            )
+            annotations = self._annotations(holding)
             document = binding.binding_document(
                 pod=attempt.pod, node=holding.record.node, annotations=annotations
-            )
-            self._effects.pods.vouch(
-                annotations[keys.ALLOCATION],
-                binding.signed_placement(holding.record, ledger_seq=holding.revision),
-                key_id=self._signer.key_id,
             )
             try:
                 await self._effects.pods.post_binding(attempt.pod, document)
@@ -447,6 +573,13 @@ class _Attempt(Struct, frozen=True, kw_only=True):
 
 
 _CHANGING = "the pod kept changing while it was bound; try again"
+
+
+def _fitting(plan: Append | Reuse | NodeRefusal, node: str) -> Append | Reuse:
+    """Return the plan; ``Refused`` if it is a refusal."""
+    if isinstance(plan, NodeRefusal):
+        raise Refused(outcome="no-fit", text=f"node {node}: {plan.text}")
+    return plan
 
 
 def _refusal(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers kube-scheduler's extender calls (filter, prioritize, bind), and serves the snapshot.
+"""Answers kube-scheduler's extender calls (filter, prioritize, bind).
 
 Filter and prioritize read one state of table and ledger without awaiting and write nothing; filter
 returns the best of the nodes that fit or, where none does, one text per class of refusals. Bind is
@@ -10,8 +10,9 @@ that end in ``_ms``.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Literal
 
@@ -21,11 +22,10 @@ from opentelemetry.trace import SpanKind
 
 from hami_common.errors import HamiError, RequestInvalid, Unavailable, WireInvalid
 from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
-from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
-from hami_common.runtime.httpd import Handler, Request, Response, json_response
+from hami_common.runtime.httpd import Handler, Request, Response
 from hami_common.runtime.telemetry import (
     Tracing,
     current_span,
@@ -36,13 +36,14 @@ from hami_core.ledger.podfacts import PodReader, group_of, has_preferences
 from hami_core.ledger.stimuli import FilterAsked, PrioritizeAsked, ShortlistAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.gangs import gang_of
-from hami_core.replay import snapshot
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
-from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
+from hami_scheduler.shell.answer import Answer
+from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.bindingreports import BindingReports
 from hami_scheduler.shell.decisions import Decisions
-from hami_scheduler.shell.gangs import Answer, Gangs
-from hami_scheduler.shell.isolation import CALL
+from hami_scheduler.shell.gangs import Gangs
+from hami_scheduler.shell.isolation import CALL, quarantined_call
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper
@@ -61,6 +62,7 @@ class Deciders(Struct, frozen=True, kw_only=True):
     """Parts that take part in the decision about a pod."""
 
     binder: Binder
+    bindings: BindingReports
     quota: QuotaKeeper
     gangs: Gangs
     preemption: Preemption
@@ -87,9 +89,11 @@ class Extender:
         self._reader = reader
         self._decoder = wire.ArgsDecoder()
         self._binder = deciders.binder
+        self._bindings = deciders.bindings
         self._decisions = decisions
         self._quota = deciders.quota
         self._gangs = deciders.gangs
+        self._holds = deciders.binder.holds
         self._preemption = deciders.preemption
         self._settings = settings
         self._metrics = metrics
@@ -111,7 +115,6 @@ class Extender:
             ("POST", "/prioritize"): self.prioritize,
             ("POST", "/bind"): self.bind,
             ("POST", "/preempt"): self.preempt,
-            ("GET", "/v1/snapshot"): self.snapshot,
         }
 
     # --- filter ----------------------------------------------------------------------------------
@@ -155,6 +158,9 @@ class Extender:
         if request is None:
             return wire.encode_filter(candidates, names)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        answer = self._holds.room(request, pod.annotations().get(keys.HOLD, ""), names)
+        if answer is not None:
+            return self._answered(pod, candidates, answer, begin)
         if gang is not None:
             answer = await self._gangs.admit(gang, pod, request, names)
             self._state.require_complete()
@@ -317,94 +323,11 @@ class Extender:
 
     async def bind(self, request: Request) -> Response:
         """Bind the pod, or return why not."""
-        begin = perf_counter()
         args = wire.decode_bind(request.body)
-        known = self._state.pods.get(args.pod_uid)
         unseen = self._traces.pop(args.pod_uid, "")
-        with (
-            self._tracing.start_span(
-                "bind",
-                traceparent=known.traceparent if known is not None else unseen,
-                kind=SpanKind.SERVER,
-                attributes={
-                    "k8s.namespace.name": args.pod_namespace,
-                    "k8s.pod.name": args.pod_name,
-                    "k8s.pod.uid": args.pod_uid,
-                    "k8s.node.name": args.node,
-                },
-            ) as span,
-            log_context(namespace=args.pod_namespace, pod=args.pod_name, node=args.node),
-        ):
-            record = DecisionRecord(
-                verb="bind",
-                namespace=args.pod_namespace,
-                pod=args.pod_name,
-                pod_uid=args.pod_uid,
-                time_s=self._state.clock.now_s(),
-                verdict="placed",
-                snapshot_id=self._state.ledger.snapshot_id,
-                node=args.node,
-                writer=self._writer,
-            )
-            error = ""
-            try:
-                await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-                bound = await self._binder.bind(args, traceparent=current_traceparent())
-            except Exception as failure:  # noqa: BLE001 - of this pod alone
-                outcome, error = self._outcome(args, failure)
-                self._metrics.verb_errors.labels(verb="bind", cause=outcome).inc()
-                span.set_attribute("hami.error", error)
-                _log.warning("pod not bound", extra={"outcome": outcome, "reason": error})
-                record = replace(
-                    record, verdict="refused" if outcome in REFUSALS else "error", error=error
-                )
-            else:
-                outcome = bound.outcome
-                if bound.holding is not None:
-                    held = bound.holding
-                    if span.is_recording():
-                        span.set_attributes(
-                            {
-                                "hami.allocation.id": held.record.allocation_id,
-                                "hami.allocation.ledger_seq": held.revision,
-                                "hami.shares": shares_text(held.record.containers),
-                            }
-                        )
-                    record = replace(
-                        record,
-                        allocation_id=held.record.allocation_id,
-                        ledger_seq=held.revision,
-                        containers=held.record.containers,
-                    )
-            span.set_attribute("hami.outcome", outcome)
-            record = replace(record, duration_ms=_ms_since(begin))
-            self._decisions.add(record, traceparent=current_traceparent())
-        self._metrics.verb_seconds.labels(verb="bind").observe(perf_counter() - begin)
-        return Response(body=wire.encode_bind(error))
-
-    # --- snapshot --------------------------------------------------------------------------------
-
-    async def snapshot(self, request: Request) -> Response:
-        """Return present devices and live allocations, for simulation and replay (design D15)."""
-        del request
-        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        return json_response(
-            snapshot.take(
-                self._state.ledger,
-                devices=self._core.inventory.devices(),
-                silent=self._core.inventory.silent(),
-                faults=self._core.inventory.faults(),
-                policy=self._settings.policy,
-                writer=self._writer,
-                now_s=self._state.clock.now_s(),
-                waiting=[
-                    pod.request
-                    for pod in self._state.pods
-                    if pod.request is not None and pod.is_waiting()
-                ],
-                quotas=self._quota.written(),
-            )
-        )
+        attempt = partial(self._binder.bind, args)
+        outcome = await self._bindings.run("bind", args, attempt, traceparent=unseen)
+        return Response(body=wire.encode_bind(str(outcome) if isinstance(outcome, Refused) else ""))
 
     # --- errors of one pod ---------------------------------------------------------------------
 
@@ -420,26 +343,11 @@ class Extender:
         self._metrics.verb_errors.labels(verb=verb, cause="quarantined").inc()
         metadata = pod.metadata
         names = (metadata.namespace or "default", metadata.name)
-        return self._quarantined(metadata.uid, names, error)
-
-    def _quarantined(self, uid: str, names: tuple[str, str], error: Exception) -> str:
-        self._quarantine.failed(CALL, uid, error, name=names)
-        entry = self._quarantine.get(CALL, uid)
-        problem = type(error).__name__ if entry is None else entry.problem
-        return f"PodQuarantined: the scheduler failed on this pod, it is tried again: {problem}"
+        return quarantined_call(self._quarantine, metadata.uid, names, error)
 
     def _handled(self, uid: str) -> None:
         if len(self._quarantine):
             self._quarantine.forget(CALL, uid)
-
-    def _outcome(self, args: wire.BindArgs, failure: Exception) -> tuple[str, str]:
-        """Return (outcome in one word, text) of a bind that failed."""
-        if isinstance(failure, Refused):
-            return failure.outcome, str(failure)
-        if isinstance(failure, Unavailable):
-            return "unavailable", str(failure)
-        names = (args.pod_namespace, args.pod_name)
-        return "quarantined", self._quarantined(args.pod_uid, names, failure)
 
     # --- small things ----------------------------------------------------------------------------
 
@@ -514,15 +422,6 @@ class Extender:
     ) -> None:
         self._metrics.verb_errors.labels(verb=verb, cause=cause).inc()
         self._decided(replace(self._record(verb, pod), error=str(error)), begin)
-
-
-def shares_text(containers: Sequence[ContainerShares]) -> list[str]:
-    """Format each share as ``<container>: <device> <memory> MiB <compute> %``."""
-    return [
-        f"{container.name}: {share.uuid} {share.memory_mib} MiB {share.core_pct} %"
-        for container in containers
-        for share in container.shares
-    ]
 
 
 def _named(pod: PodView) -> dict[str, object]:

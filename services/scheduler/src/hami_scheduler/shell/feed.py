@@ -47,6 +47,7 @@ from hami_core.ledger.stimuli import (
 )
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.isolation import (
     DEVICES,
     FAULT,
@@ -60,7 +61,6 @@ from hami_scheduler.shell.isolation import (
     forget_pod,
     pod_name,
 )
-from hami_scheduler.shell.ledgerwriter import LedgerWriter
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.podapi import MANAGED, PODS, bare_pod
 from hami_scheduler.shell.quota import QuotaKeeper
@@ -129,7 +129,7 @@ class Feed:
         *,
         sources: Sources,
         state: State,
-        ledger: LedgerWriter,
+        effects: Effects,
         is_withheld: Callable[[str], bool],
         reader: PodReader,
         quota: QuotaKeeper,
@@ -148,7 +148,8 @@ class Feed:
         self._quarantine = state.quarantine
         self._view: PodView | None = None
         """The pod of the event that is being handled."""
-        self._ledger = ledger
+        self._ledger = effects.ledger
+        self._settling = effects.settling
         self._is_withheld = is_withheld
         self.wiped = False
         """The bus lost its storage since the last comparison of ledger and pods."""
@@ -483,6 +484,8 @@ class Feed:
             judgement, reason = repair.judge(holding, pod)
             if judgement == "release":
                 self._state.later(repair.Release(holding=holding, reason=reason))
+            elif judgement == "confirm" and self._settling.is_expected(holding):
+                self._state.later(repair.Confirm(holding=holding))
 
     def _vanished(self, uid: str) -> None:
         """Doubt the allocations of a pod that left our watch: it is gone, or lost our label."""

@@ -21,7 +21,6 @@ from functools import partial
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 import msgspec
 from msgspec import Struct
 
@@ -39,14 +38,15 @@ from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import CapacityReturned
 from hami_core.placement.nodenames import NodeNames
-from hami_core.placement.reasons import RefusalCode
 from hami_core.planning.gangs import Assignment, GangRef, Member, place_together
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell.answer import Answer
 from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.isolation import GANG
+from hami_scheduler.shell.joint import reserve_all, stepwise
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
 
@@ -71,15 +71,6 @@ class _Group(Struct, frozen=True, kw_only=True):
 
 
 _group_decoder = msgspec.json.Decoder(_Group)
-
-
-class Answer(Struct, frozen=True, kw_only=True):
-    """Filter's answer about a pod whose node is decided elsewhere."""
-
-    node: str = ""
-    """The one node that fits; empty: none does, and ``text`` has the reason."""
-    code: RefusalCode = "OtherReasons"
-    text: str = ""
 
 
 class _Count(Struct, frozen=True, kw_only=True):
@@ -363,48 +354,31 @@ class Gangs:
                 members.append(Member(request=pod.request, nodes=nodes[id(names)]))
         near = [pod.node for pod in count.bound if not pod.is_finished]
         near += [holding.record.node for _, holding in count.held]
-        search = place_together(self._state.table, members, near=near)
-        try:
-            while True:
-                next(search)
-                await anyio.lowlevel.checkpoint()
-        except StopIteration as end:
-            found: Assignment | None = end.value
-            return found
+        return await stepwise(place_together(self._state.table, members, near=near))
 
     async def _acquire(self, job: _Job, assignment: Assignment) -> tuple[str, Answer]:
         """Reserve every share, in the order of the nodes' names, or none."""
         hold = Hold(held_for=f"gang {job.key}", lease_s=self._settings.gang_lease_s)
-        acquired: list[Holding] = []
         try:
-            for uid, placement in sorted(assignment.items(), key=lambda a: (a[1].node, a[0])):
-                acquired.append(await self._hold(uid, placement.node, hold))
+            acquired = await reserve_all(
+                assignment,
+                partial(self._hold, hold),
+                release=partial(self._effects.ledger.release, reason="gang-incomplete"),
+            )
         except HamiError as error:
-            await self._give_back(acquired)
             outcome = error.outcome if isinstance(error, Refused) else "unavailable"
             if outcome != "no-quota":
                 self._try_later(job.key)
             return outcome, Answer(code="GangWaiting", text=f"GangWaiting: gang {job.key}: {error}")
-        except Exception:
-            await self._give_back(acquired)
-            raise
         self._publish(acquired)
         self._state.later(CapacityReturned(node=acquired[0].record.node))
         return "placed", Answer()
 
-    async def _hold(self, uid: str, node: str, hold: Hold) -> Holding:
+    async def _hold(self, hold: Hold, uid: str, node: str) -> Holding:
         pod = self._state.pods.get(uid)
         if pod is None or not pod.is_waiting():
             raise Refused(outcome="gone", text="a member has gone")
         return await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
-
-    async def _give_back(self, acquired: Sequence[Holding]) -> None:
-        """Release the reserved shares; a failed release is left to the lease."""
-        for holding in acquired:
-            try:
-                await self._effects.ledger.release(holding, "gang-incomplete")
-            except HamiError as error:
-                _log.warning("share of a gang left to its lease", extra={"problem": str(error)})
 
     def _try_later(self, key: str) -> None:
         """Wake kube-scheduler after a pause: no event that it watches would trigger the retry."""

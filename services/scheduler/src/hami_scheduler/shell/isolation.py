@@ -32,6 +32,7 @@ CHORE, CONFIRMATION, DECISION = "chore", "confirmation", "decision"
 RECORD, STATE, DEVICES, HEARTBEAT, FAULT = "record", "state", "devices", "heartbeat", "fault"
 NODE, QUOTA, TAKE_OVER, METRICS, STIMULUS = "node", "quota", "takeover", "metrics", "stimulus"
 TICK, WAKE, TOMBSTONE, BUDGET = "tick", "wake", "tombstone", "budget"
+WORKLOAD: Final = "workload"
 FENCE: Final = "fence"
 KINDS: Final = (
     BUDGET,
@@ -58,6 +59,7 @@ KINDS: Final = (
     TICK,
     TOMBSTONE,
     WAKE,
+    WORKLOAD,
 )
 """Kinds of objects that the scheduler handles one by one, see docs/runbook/quarantine.md."""
 POD_KINDS: Final = (CALL, DECISION, FENCE, MIRROR, POD, PREEMPTION, RESTORE, TAKE_OVER)
@@ -200,3 +202,13 @@ def _node_of(entry: Quarantined) -> str:
     except WireInvalid:
         return ""
     return ""
+
+
+def quarantined_call(
+    quarantine: Quarantine, uid: str, names: tuple[str, str], error: Exception
+) -> str:
+    """Quarantine a call about one pod that failed; returns the text for its caller."""
+    quarantine.failed(CALL, uid, error, name=names)
+    entry = quarantine.get(CALL, uid)
+    problem = type(error).__name__ if entry is None else entry.problem
+    return f"PodQuarantined: the scheduler failed on this pod, it is tried again: {problem}"

@@ -22,7 +22,7 @@ class Metrics:
         self.registry = registry
         self.verb_seconds = Histogram(
             "hami_scheduler_verb_seconds",
-            "Time to answer a call of kube-scheduler.",
+            "Time to answer a call of kube-scheduler, or a review of a Binding (admit).",
             ["verb"],
             buckets=_LATENCY_S,
             registry=registry,
@@ -34,7 +34,8 @@ class Metrics:
             registry=registry,
         )
         for cause in BIND_FAULTS:
-            self.verb_errors.labels(verb="bind", cause=cause)
+            for verb in ("bind", "admit"):
+                self.verb_errors.labels(verb=verb, cause=cause)
         self.refusals = Counter(
             "hami_scheduler_node_refusals",
             "Nodes that a filter call refused, by reason code.",
@@ -42,7 +43,10 @@ class Metrics:
             registry=registry,
         )
         self.binds = Counter(
-            "hami_scheduler_binds", "Bind calls by outcome.", ["outcome"], registry=registry
+            "hami_scheduler_binds",
+            "Bind calls, and reviews of other schedulers' Bindings, by outcome.",
+            ["outcome"],
+            registry=registry,
         )
         self.binds.labels(outcome="bound")
         self.append_seconds = Histogram(
@@ -124,6 +128,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.workloads = Counter(
+            "hami_scheduler_workloads",
+            "Answers to AdmissionChecks of Kueue's Workloads, by state.",
+            ["state"],
+            registry=registry,
+        )
         self.over_booked = Counter(
             "hami_scheduler_over_bookings",
             "Bookings beyond a device's capacity, because a pod that runs wins.",
@@ -182,5 +192,22 @@ class Metrics:
         self.waiting_pods = Gauge(
             "hami_scheduler_waiting_pods",
             "Pods that ask for devices and have no node yet.",
+            registry=registry,
+        )
+
+
+class CertificateMetrics:
+    """Metrics of the serving certificate, declared only where bind admission is enabled."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.certificate_not_after = Gauge(
+            "hami_scheduler_certificate_not_after_timestamp_seconds",
+            "Unix time at which the serving certificate of bind admission expires.",
+            registry=registry,
+        )
+        self.certificate_reloads = Counter(
+            "hami_scheduler_certificate_reloads",
+            "Attempts to take over changed certificate files, by outcome (ok, failed).",
+            ["outcome"],
             registry=registry,
         )

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mirrors ledger and inventory in HAMi's annotations on our pods and nodes (design D21).
 
+With the dialect ``volcano``, shares are also mirrored in the annotation from which Volcano counts
+the devices of all pods: with the Binding, and here for pods that were bound before or resized.
+
 Off by default. A pass compares the values last written with the present ones, and writes the
 difference: one read and one patch for each pod that was bound or resized, or whose MIG instances
 became known, one patch for each node whose devices changed. The annotations are never used as a
@@ -14,18 +17,21 @@ from functools import partial
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.apipath import api_path
-from hami_common.compat import adoption, mirrors
+from hami_common.compat import adoption, mirrors, volcano
 from hami_common.compat.mirrors import Mirror
 from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
-from hami_common.events.allocation import CarriedShare
+from hami_common.events.allocation import AllocationRecord, CarriedShare
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
 from hami_common.pods import annotations
 from hami_common.pods.podview import MetadataView, PodView
 from hami_common.ports import KubeApi
 from hami_common.runtime.quarantine import Attempt
+from hami_common.vendors import nvidia
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import pod_path
 from hami_scheduler.settings import Settings
@@ -45,6 +51,18 @@ class _NodeView(Struct, frozen=True, kw_only=True):
 _node_decoder = msgspec.json.Decoder(_NodeView)
 
 
+def for_volcano(record: AllocationRecord, settings: NvidiaSettings) -> dict[str, str]:
+    """Return the annotations from which Volcano counts a pod; empty without its dialect."""
+    if "volcano" not in settings.dialects:
+        return {}
+    return volcano.of_pod(
+        record.containers,
+        vendor=nvidia.NAME,
+        node=record.node,
+        unit_mib=max(1, settings.memory_factor),
+    )
+
+
 class HamiMirrors:
     """Writes the mirrors of one scheduler."""
 
@@ -59,9 +77,17 @@ class HamiMirrors:
         self._devices_by_node: dict[str, dict[str, Device]] = {}
         self._is_warned = False
 
+    @property
+    def _is_for_volcano(self) -> bool:
+        return "volcano" in self._settings.vendors.nvidia.dialects
+
+    @property
+    def _mirrors_pods(self) -> bool:
+        return self._settings.mirror_pods or self._is_for_volcano
+
     async def work(self) -> None:
         """Run a pass at each interval, indefinitely."""
-        if not (self._settings.mirror_pods or self._settings.mirror_nodes):
+        if not (self._mirrors_pods or self._settings.mirror_nodes):
             return
         while True:
             if self._state.is_complete:
@@ -74,7 +100,7 @@ class HamiMirrors:
             if self._settings.mirror_nodes:
                 for node in sorted({one.node for one in self._inventory.devices()}):
                     await self._one(node, partial(self._mirror_node, node))
-            if self._settings.mirror_pods:
+            if self._mirrors_pods:
                 await self._mirror_pods()
         except Unavailable as error:
             level = logging.DEBUG if self._is_warned else logging.WARNING
@@ -102,7 +128,7 @@ class HamiMirrors:
             record = holding.record
             state = self._state.ledger.state_of(record.node, record.pod_uid)
             is_bound = state in {"bound", "prepared", "running"}
-            if record.origin or not is_bound:
+            if (record.origin and not self._is_for_volcano) or not is_bound:
                 continue
             carried = self._state.ledger.carried_of(record.node, record.pod_uid)
             mirrored = (holding.revision, carried)
@@ -121,9 +147,9 @@ class HamiMirrors:
         mirrored: tuple[int, tuple[CarriedShare, ...]],
     ) -> None:
         node = holding.record.node
-        if node not in marks:
+        if self._settings.mirror_pods and node not in marks:
             marks[node] = await self._mark(node)
-        await self._mirror_pod(holding, marks[node], mirrored[1])
+        await self._mirror_pod(holding, marks.get(node, adoption.TakenOver()), mirrored[1])
         self._revision_by_uid[holding.record.pod_uid] = mirrored
 
     async def _mirror_pod(
@@ -137,6 +163,25 @@ class HamiMirrors:
             return  # its share is about to be released
         if pod.metadata.uid != record.pod_uid or pod.spec.node_name != record.node:
             return
+        mirror = Mirror(annotations=for_volcano(record, self._settings.vendors.nvidia))
+        if self._settings.mirror_pods and not record.origin:
+            mirror = self._for_hami(holding, pod, mark, carried, mirror)
+        shown = pod.annotations()
+        times = {annotations.HAMI_TIME, annotations.HAMI_BIND_TIME}
+        if all(shown.get(k) == v for k, v in mirror.annotations.items() if k not in times):
+            return
+        await self._patch(path, mirror, uid=record.pod_uid)
+
+    def _for_hami(
+        self,
+        holding: Holding,
+        pod: PodView,
+        mark: adoption.TakenOver,
+        carried: tuple[CarriedShare, ...],
+        before: Mirror,
+    ) -> Mirror:
+        """Return ``before`` with HAMi's annotations."""
+        record = holding.record
         mirror = mirrors.of_pod(
             [container.name for _, container in pod.containers_in_order()],
             record.containers,
@@ -149,11 +194,7 @@ class HamiMirrors:
         for problem in mirror.problems:
             extra = {"namespace": record.namespace, "pod": record.pod, "problem": problem}
             _log.warning("share cannot be expressed in HAMi's form", extra=extra)
-        shown = pod.annotations()
-        times = {annotations.HAMI_TIME, annotations.HAMI_BIND_TIME}
-        if all(shown.get(k) == v for k, v in mirror.annotations.items() if k not in times):
-            return
-        await self._patch(path, mirror, uid=record.pod_uid)
+        return replace(mirror, annotations=before.annotations | mirror.annotations)
 
     async def _pod(self, path: str) -> PodView:
         with answer_within(self._settings.api_timeout_s, peer="API server"):

@@ -59,11 +59,11 @@ from hami_core.planning.preempt import (
 from hami_core.planning.victims import Cost, Victims, find_victims, run
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
+from hami_scheduler.shell.answer import Answer
 from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Effects
-from hami_scheduler.shell.gangs import Answer
 from hami_scheduler.shell.isolation import BUDGET, PREEMPTION
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.podapi import MANAGED, PODS, bare_pod

@@ -7,10 +7,13 @@ are those of ``hami_scheduler.shell.ledgerwriter``. Seconds throughout.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from hami_common.errors import Conflict, Unavailable
+from hami_common.events.allocation import is_of_workload
 from hami_core.ledger import binding, repair
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
@@ -21,6 +24,9 @@ from hami_scheduler.shell.isolation import RESTORE
 from hami_scheduler.shell.ledgerwriter import LedgerWriter, fields_of
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.state import State
+
+EXPECTED_MOST: Final = 4096
+"""Allocations in Bindings of other schedulers whose result the watch has yet to deliver."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +48,23 @@ class Settling:
         self._pods = pods
         self._settings = settings
         self._in_flight: set[str] = set()
+        self._expected: OrderedDict[str, str] = OrderedDict()
+        """Allocation id by uid of pods whose Binding another scheduler posts."""
+
+    def expect_bound(self, holding: Holding) -> None:
+        """Note that another scheduler's Binding carries this allocation."""
+        record = holding.record
+        self._expected[record.pod_uid] = record.allocation_id
+        if len(self._expected) > EXPECTED_MOST:
+            self._expected.popitem(last=False)  # examined when its lease expires
+
+    def is_expected(self, holding: Holding) -> bool:
+        """Return whether this bound allocation is one of those, once for each."""
+        record = holding.record
+        if self._expected.get(record.pod_uid) != record.allocation_id:
+            return False
+        del self._expected[record.pod_uid]
+        return True
 
     @contextmanager
     def while_binding(self, pod_uid: str) -> Iterator[None]:
@@ -137,6 +160,9 @@ class Settling:
         record = holding.record
         if record.pod_uid in self._in_flight:
             return "in-flight"
+        if is_of_workload(record):  # no Binding is ever posted under it
+            await self._ledger.release(holding, "lease-expired")
+            return "hold-expired"
         if record.origin:  # no Binding is posted for it: it exists, or it does not
             found = await self.doubt(holding)
             await self._ledger.confirm(holding)
@@ -175,6 +201,8 @@ class Settling:
     async def doubt(self, holding: Holding) -> str:
         """Check whether the pod of a record is really gone; returns the result."""
         record = holding.record
+        if is_of_workload(record):  # held for pods that need not exist yet, and ended by its lease
+            return "held"
         pod = await self._pods.get(record.namespace, record.pod)
         if pod is None or pod.uid != record.pod_uid:
             await self._ledger.release(holding, "pod-gone")
