@@ -23,6 +23,7 @@ from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.servingcertificate import ServingCertificate
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
@@ -31,7 +32,6 @@ from hami_webhook.settings import Settings
 from hami_webhook.shell import render
 from hami_webhook.shell.admission import Admission
 from hami_webhook.shell.callers import Callers
-from hami_webhook.shell.certs import ServingCertificate
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import KINDS, Metrics
 

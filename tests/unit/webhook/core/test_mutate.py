@@ -282,6 +282,32 @@ def test_pod_of_another_scheduler_is_left_alone_but_for_forged_annotations() -> 
     assert after["spec"]["schedulerName"] == "volcano"
 
 
+def test_pod_of_a_named_scheduler_is_prepared_and_stays_its_own() -> None:
+    policy = AdmissionPolicy(other_schedulers=("volcano",))
+    ours = admitted(pod(asking(gpu="1", gpumem="1000")))
+    theirs = admitted(pod(asking(gpu="1", gpumem="1000"), schedulerName="volcano"), policy=policy)
+    assert theirs["spec"] == {**ours["spec"], "schedulerName": "volcano"}
+    assert theirs["metadata"]["labels"] == ours["metadata"]["labels"]
+    assert review(theirs, policy=policy).operations == ()
+
+
+def test_pod_without_a_scheduler_stays_with_a_named_default_scheduler() -> None:
+    policy = AdmissionPolicy(other_schedulers=("default-scheduler",))
+    assert admitted(pod(asking(gpu="1")), policy=policy)["spec"]["schedulerName"] == (
+        "default-scheduler"
+    )
+    other = admitted(pod(asking(gpu="1"), schedulerName="hami-scheduler"), policy=policy)
+    assert other["spec"]["schedulerName"] == "hami-scheduler"
+
+
+def test_pod_of_a_named_scheduler_is_refused_like_ours() -> None:
+    policy = AdmissionPolicy(other_schedulers=("volcano",))
+    verdict = review(pod(asking(gpu="1", gpumem="3Gi"), schedulerName="volcano"), policy=policy)
+    assert "the unit is MiB" in verdict.message
+    fixed = review(pod(asking(gpu="1"), schedulerName="volcano", nodeName="n1"), policy=policy)
+    assert "spec.nodeName" in fixed.message
+
+
 def test_named_default_scheduler_is_kept_with_the_operators_setting() -> None:
     document = pod(asking(gpu="1"), schedulerName="default-scheduler")
     keep = AdmissionPolicy(overwrite_default_scheduler=False)
@@ -367,7 +393,7 @@ def test_invalid_container_name_is_left_for_the_api_server_to_name(name: str, pl
     document = pod(asking(gpu="1"))
     document["spec"][place] = [*document["spec"].get(place, []), asking(name, gpu="1")]
     verdict = review(document)
-    assert verdict == Verdict(concerns_us=True, scheduler_is_ours=True)
+    assert verdict == Verdict(concerns_us=True, is_ours=True)
 
 
 def test_requests_equal_to_limits_stay_equal() -> None:

@@ -7,10 +7,12 @@ import msgspec
 import pytest
 from jsonpatch import apply_patch
 
+from hami_common.compat import volcano
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.pods.visibility import DEVICE_VARIABLES
-from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict
 from hami_webhook.core.validate import validate_ephemeral, validate_update
 
@@ -38,25 +40,34 @@ def view(
 def test_reserved_annotation_is_not_changed_by_users(
     before: dict[str, str], after: dict[str, str]
 ) -> None:
-    verdict = validate_update(view(before), view(after), user="alice", policy=POLICY)
+    verdict = validate_update(
+        view(before), view(after), user="alice", policy=POLICY, catalog=CATALOG
+    )
     assert not verdict.allowed
     assert "only the HAMi scheduler may write it" in verdict.message
 
 
 def test_reserved_annotation_may_be_changed_by_the_scheduler() -> None:
     scheduler = POLICY.trusted_users[0]
-    verdict = validate_update(view(), view({keys.FENCE: "1"}), user=scheduler, policy=POLICY)
+    verdict = validate_update(
+        view(), view({keys.FENCE: "1"}), user=scheduler, policy=POLICY, catalog=CATALOG
+    )
     assert verdict.allowed
 
 
 def test_other_annotations_are_free() -> None:
-    assert validate_update(view(), view({"a": "b"}), user="alice", policy=POLICY) == Verdict()
+    assert (
+        validate_update(view(), view({"a": "b"}), user="alice", policy=POLICY, catalog=CATALOG)
+        == Verdict()
+    )
 
 
 def test_managed_label_cannot_be_removed() -> None:
     managed = view(labels={keys.MANAGED_LABEL: "true"})
-    assert not validate_update(managed, view(), user="alice", policy=POLICY).allowed
-    assert validate_update(managed, managed, user="alice", policy=POLICY).allowed
+    assert not validate_update(
+        managed, view(), user="alice", policy=POLICY, catalog=CATALOG
+    ).allowed
+    assert validate_update(managed, managed, user="alice", policy=POLICY, catalog=CATALOG).allowed
 
 
 def ephemeral(**more: Any) -> Verdict:
@@ -101,3 +112,38 @@ def test_ephemeral_container_cannot_mount_over_the_limits() -> None:
 def test_ephemeral_containers_of_other_pods_are_free() -> None:
     old = msgspec.convert({"spec": {"containers": [{"name": "m"}]}}, PodView)
     assert validate_ephemeral({}, old, old, catalog=CATALOG) == Verdict()
+
+
+VOLCANO = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",))))
+VOLCANOS_USER = "system:serviceaccount:volcano-system:volcano-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "after", "kept"),
+    [
+        ("", {}, {volcano.POD_IDS: "a"}, {}),
+        ("", {volcano.POD_IDS: "a"}, {volcano.POD_IDS: "a", "b": "c"}, {"b": "c"}),
+        ("n1", {volcano.POD_IDS: "a"}, {volcano.POD_IDS: "x"}, {volcano.POD_IDS: "a"}),
+        ("n1", {volcano.POD_IDS: "a"}, {}, {volcano.POD_IDS: "a"}),
+        ("n1", {volcano.POD_IDS: "a"}, None, {volcano.POD_IDS: "a"}),
+        ("n1", {}, {volcano.POD_IDS: "x"}, {}),
+    ],
+)
+def test_devices_for_volcano_are_written_with_the_binding_alone(
+    node: str,
+    before: dict[str, str],
+    after: dict[str, str] | None,
+    kept: dict[str, str],
+) -> None:
+    old, new = (
+        {"metadata": {"name": "p", "annotations": notes}, "spec": {"nodeName": node}}
+        for notes in (before, after)
+    )
+    views = [msgspec.convert(one, PodView) for one in (old, new)]
+    verdict = validate_update(*views, user=VOLCANOS_USER, policy=POLICY, catalog=VOLCANO)
+    assert verdict.allowed
+    changed = apply_patch(new, list(verdict.operations))
+    assert changed["metadata"]["annotations"] == kept
+    assert validate_update(*views, user=VOLCANOS_USER, policy=POLICY, catalog=CATALOG) == Verdict()
+    (user,) = POLICY.trusted_users
+    assert validate_update(*views, user=user, policy=POLICY, catalog=VOLCANO) == Verdict()

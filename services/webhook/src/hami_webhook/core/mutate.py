@@ -24,6 +24,7 @@ from hami_common.admission.mounts import (
     mounts_of,
     volume_name,
 )
+from hami_common.admission.review import Operation
 from hami_common.apipath import is_label
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
@@ -39,7 +40,9 @@ from hami_common.pods.visibility import (
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_webhook.core.patch import Operation, diff
+from hami_webhook.core import hostmemory
+from hami_webhook.core.patch import diff
+from hami_webhook.core.processes import warning_of
 from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS, PINNED
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -56,6 +59,12 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     scheduler_name: str = "hami-scheduler"
     """Scheduler of pods that request our resources."""
+    other_schedulers: tuple[str, ...] = ()
+    """Schedulers, by ``spec.schedulerName``, whose pods are prepared like ours and stay theirs.
+
+    Their Bindings get the devices at bind admission, see docs/other-schedulers.md. With
+    ``default-scheduler`` pods that name no scheduler stay with it.
+    """
     overwrite_default_scheduler: bool = True
     """Treat pods that name ``default-scheduler`` explicitly as ours too."""
     region_size_mib: int = 16
@@ -72,6 +81,11 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     With ``cdi``, a container with a share of an NVIDIA device may have ``envFrom``: it gets
     ``NVIDIA_VISIBLE_DEVICES=void`` as a literal, which wins. With the others the node agent's own
     value would lose against that literal, so ``envFrom`` is denied beside a share.
+    """
+    add_recall_memory: bool = False
+    """Raise ``limits.memory`` of containers with a share of a device that recall can park.
+
+    By the memory of the share and 64 MiB, see docs/recall.md; requests stay as they are.
     """
     trusted_users: tuple[str, ...] = ("system:serviceaccount:hami-system:hami-scheduler",)
     """Users that may write reserved annotations on existing pods."""
@@ -91,7 +105,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
     concerns_us: bool = False
     """True when the pod names our resources: only such admissions are published as events."""
-    scheduler_is_ours: bool = False
+    is_ours: bool = False
+    """HAMi gives the pod its devices, whichever scheduler places it."""
 
     def without_patch(self) -> "Verdict":
         """Return the same answer from a webhook that may not change anything."""
@@ -235,6 +250,12 @@ class Draft:
         ]
         self._copied: dict[int, Document] = {}
 
+    def seen(self, index: int) -> Document:
+        """Return one container, in kubelet's order, as it is now; not to be changed."""
+        group, position = self._places[index]
+        document: Document = self.spec[group][position]
+        return document
+
     def container(self, index: int) -> Document:
         """Return a copy of one container, in kubelet's order, to be changed at its top level."""
         if index not in self._copied:
@@ -243,6 +264,12 @@ class Draft:
                 self.spec[group] = list(self.spec[group])
             self._copied[index] = self.spec[group][position] = dict(self.spec[group][position])
         return self._copied[index]
+
+    def original(self, index: int) -> Document:
+        """Return one container as it was sent, in kubelet's order."""
+        group, position = self._places[index]
+        document: Document = self._pod["spec"][group][position]
+        return document
 
     def operations(self) -> tuple[Operation, ...]:
         """Return the patch from the original pod to the draft."""
@@ -263,7 +290,8 @@ def mutate(
     draft = Draft(pod)
     warnings = list(strip_reserved(draft.metadata))
     mentions = catalog.mentions(view)
-    if not mentions or not _is_for_us(view, policy):
+    scheduler = _scheduler_of(view, policy)
+    if not mentions or not scheduler:
         return Verdict(
             operations=draft.operations(),
             warnings=tuple(warnings),
@@ -275,7 +303,7 @@ def mutate(
             operations=draft.operations(),
             warnings=tuple(warnings),
             concerns_us=True,
-            scheduler_is_ours=True,
+            is_ours=True,
         )
     try:
         changes_by_index = _vendor_changes(view, catalog)
@@ -286,7 +314,7 @@ def mutate(
         return _invalid(repeated, is_ours=True)
     problem = refusal_of(view, request, policy) if request else ""
     if problem:
-        return Verdict(allowed=False, message=problem, concerns_us=True, scheduler_is_ours=True)
+        return Verdict(allowed=False, message=problem, concerns_us=True, is_ours=True)
     for index, ((_, container), changes) in enumerate(
         zip(view.containers_in_order(), changes_by_index, strict=True)
     ):
@@ -294,7 +322,7 @@ def mutate(
         for change in changes:
             _apply(draft.container(index), change)
         warnings.extend(_strip_variables(draft, index, container))
-    draft.spec["schedulerName"] = policy.scheduler_name
+    draft.spec["schedulerName"] = scheduler
     _pin_variables(draft, view, _vendors_by_container(request))
     if request is not None:
         metadata = draft.metadata
@@ -304,27 +332,47 @@ def mutate(
         if runtime_class and view.spec.runtime_class_name is None:
             draft.spec["runtimeClassName"] = runtime_class
         _prepare(draft, view, request, policy)
+        if policy.add_recall_memory:
+            warnings.extend(_raise_limits(draft, view, request, catalog))
+        warnings.extend(_process_warnings(draft, view, request))
     return Verdict(
         operations=draft.operations(),
         warnings=tuple(warnings),
         concerns_us=True,
-        scheduler_is_ours=True,
+        is_ours=True,
     )
 
 
-def _is_for_us(view: PodView, policy: AdmissionPolicy) -> bool:
-    """Return whether our scheduler places the pod, if it requests devices."""
+def _scheduler_of(view: PodView, policy: AdmissionPolicy) -> str:
+    """Return the scheduler that is to place the pod if it requests devices of ours; empty: none.
+
+    Of a scheduler that neither is ours nor is named in the policy, nothing is expected.
+    """
     scheduler = view.spec.scheduler_name or DEFAULT_SCHEDULER
-    return scheduler == policy.scheduler_name or (
+    if scheduler in policy.other_schedulers:
+        return scheduler
+    is_for_us = scheduler == policy.scheduler_name or (
         scheduler == DEFAULT_SCHEDULER
         and (policy.overwrite_default_scheduler or not view.spec.scheduler_name)
     )
+    return policy.scheduler_name if is_for_us else ""
 
 
 def _vendors_by_container(request: PodRequest | None) -> dict[str, set[str]]:
     """Return the vendors of the devices of each container that has a share."""
     containers = request.containers if request else ()
     return {asker.name: {one.vendor for one in asker.requests} for asker in containers}
+
+
+def _process_warnings(draft: Draft, view: PodView, request: PodRequest) -> list[str]:
+    """Return warnings for containers whose number of processes is an amount of ours."""
+    devices = {one.name: sum(r.count for r in one.requests) for one in request.containers}
+    found = [
+        warning_of(container, draft.original(index), devices=devices[container.name])
+        for index, (_, container) in enumerate(view.containers_in_order())
+        if container.name in devices
+    ]
+    return [warning for warning in found if warning is not None]
 
 
 def _prepare(draft: Draft, view: PodView, request: PodRequest, policy: AdmissionPolicy) -> None:
@@ -340,13 +388,35 @@ def _prepare(draft: Draft, view: PodView, request: PodRequest, policy: Admission
             _set_env(draft.container(index), hiding)
 
 
+def _raise_limits(
+    draft: Draft, view: PodView, request: PodRequest, catalog: Catalog
+) -> tuple[str, ...]:
+    """Add the device memory that recall may move to the host to memory limits; returns warnings."""
+    metadata = draft.metadata
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    raised = hostmemory.raise_limits(
+        draft.spec,
+        [draft.seen(index) for index in range(len(view.containers_in_order()))],
+        annotations,
+        request,
+        vendors={one.name for one in catalog.vendors if one.capability.memory_recalled},
+    )
+    for index, resources in raised.resources.items():
+        draft.container(index)["resources"] = resources
+    if raised.pod_resources is not None:
+        draft.spec["resources"] = raised.pod_resources
+    if raised.annotation:
+        metadata["annotations"] = {**annotations, keys.RECALL_MEMORY: raised.annotation}
+    return raised.warnings
+
+
 def _invalid(error: RequestInvalid, *, is_ours: bool) -> Verdict:
     return Verdict(
         allowed=False,
         invalid=True,
         message=str(error),
         concerns_us=True,
-        scheduler_is_ours=is_ours,
+        is_ours=is_ours,
     )
 
 

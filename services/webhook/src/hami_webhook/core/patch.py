@@ -7,8 +7,9 @@ place, removed, or added at the end; a reordered list is replaced as a whole. Pa
 
 from typing import Any
 
+from hami_common.admission.review import Operation
+
 Json = Any
-Operation = dict[str, Json]
 
 
 def _pointer(path: str, token: str | int) -> str:

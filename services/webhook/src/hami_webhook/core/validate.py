@@ -7,6 +7,8 @@ pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral co
 
 from hami_common.admission import bounds
 from hami_common.admission.mounts import forbidden_mount, mounts_of
+from hami_common.admission.review import Operation
+from hami_common.compat import volcano
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
 from hami_common.pods.visibility import DEVICE_VARIABLES, from_elsewhere
@@ -33,12 +35,12 @@ def validate_create(verdict: Verdict) -> Verdict:
         for operation in verdict.operations
         if (path := operation["path"]).startswith(_GUARDED_PATHS)
     )
-    if not verdict.allowed or not verdict.scheduler_is_ours or not undone:
+    if not verdict.allowed or not verdict.is_ours or not undone:
         return verdict
     return Verdict(
         allowed=False,
         concerns_us=True,
-        scheduler_is_ours=True,
+        is_ours=True,
         message=(
             f"{undone[0]}: the pod asks for a device share but lacks what the HAMi webhook adds; "
             "another webhook removed it after us: let it leave pods with label "
@@ -57,7 +59,9 @@ def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:
     )
 
 
-def validate_update(old: PodView, new: PodView, *, user: str, policy: AdmissionPolicy) -> Verdict:
+def validate_update(
+    old: PodView, new: PodView, *, user: str, policy: AdmissionPolicy, catalog: Catalog
+) -> Verdict:
     """Return the verdict on an update by ``user``."""
     if user in policy.trusted_users:
         return Verdict()
@@ -80,7 +84,26 @@ def validate_update(old: PodView, new: PodView, *, user: str, policy: AdmissionP
                 "this label; leave it as it is"
             ),
         )
-    return Verdict()
+    return Verdict(operations=_kept(old, new) if "volcano" in catalog.dialects else ())
+
+
+def _kept(old: PodView, new: PodView) -> tuple[Operation, ...]:
+    """Return the changes that keep the devices from which Volcano counts a pod.
+
+    Those of a pod are written with its Binding. Volcano up to 1.15 writes its own choice before; it
+    would count a choice that came to no Binding beside the next one.
+    """
+    key = volcano.POD_IDS
+    shown = new.annotations().get(key)
+    wanted = old.annotations().get(key) if new.spec.node_name else None
+    if shown == wanted:
+        return ()
+    path = f"/metadata/annotations/{key.replace('/', '~1')}"
+    if wanted is None:
+        return ({"op": "remove", "path": path},)
+    if new.metadata.annotations is None:
+        return ({"op": "add", "path": "/metadata/annotations", "value": {key: wanted}},)
+    return ({"op": "add", "path": path, "value": wanted},)
 
 
 def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Catalog) -> Verdict:

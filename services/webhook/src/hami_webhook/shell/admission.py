@@ -15,6 +15,12 @@ from typing import Literal
 
 from opentelemetry.trace import SpanKind
 
+from hami_common.admission.review import (
+    ReviewRequest,
+    decode_review,
+    polite_warnings,
+    short_message,
+)
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.decision import AdmissionRecord
 from hami_common.pods import annotations as keys
@@ -37,7 +43,7 @@ _NAME_MOST = 253
 _log = logging.getLogger(__name__)
 
 
-def route_of(request: wire.ReviewRequest) -> Route:
+def route_of(request: ReviewRequest) -> Route:
     """Return the route of ``request``."""
     if not request.is_pod():
         return "other"
@@ -95,7 +101,7 @@ class Admission:
 
     def _review(self, body: bytes, source: str, *, mutating: bool) -> Response:
         try:
-            review = wire.decode_review(body)
+            review = decode_review(body)
         except WireInvalid as error:
             self._metrics.reviews_malformed.inc()
             _log.warning("review refused", extra={"problem": str(error)})
@@ -114,10 +120,10 @@ class Admission:
                 ),
             )
         self._metrics.admissions.labels(operation=route, outcome=_outcome(verdict)).inc()
-        return Response(body=wire.encode_answer(review.uid, verdict))
+        return Response(body=wire.encode_verdict(review.uid, verdict))
 
     def _decide(
-        self, review: wire.ReviewRequest, route: Route, source: str, *, mutating: bool
+        self, review: ReviewRequest, route: Route, source: str, *, mutating: bool
     ) -> Verdict:
         if route == "other":
             return Verdict()
@@ -147,7 +153,7 @@ class Admission:
         return verdict if mutating else verdict.without_patch()
 
     def _judge(
-        self, review: wire.ReviewRequest, route: Route, view: PodView, *, traceparent: str
+        self, review: ReviewRequest, route: Route, view: PodView, *, traceparent: str
     ) -> Verdict:
         if route == "create":
             return mutate(
@@ -158,7 +164,13 @@ class Admission:
                 traceparent=traceparent,
             )
         old = wire.pod_view(review.old_object, field="request.oldObject")
-        verdict = validate_update(old, view, user=review.user_info.username, policy=self._policy)
+        verdict = validate_update(
+            old,
+            view,
+            user=review.user_info.username,
+            policy=self._policy,
+            catalog=self._catalog,
+        )
         if not verdict.allowed or route == "update":
             return verdict
         document = wire.pod_document(review.object, field="request.object")
@@ -166,7 +178,7 @@ class Admission:
 
     def _record(
         self,
-        review: wire.ReviewRequest,
+        review: ReviewRequest,
         view: PodView,
         verdict: Verdict,
         *,
@@ -179,7 +191,7 @@ class Admission:
             extra={
                 **_facts(review),
                 "allowed": verdict.allowed,
-                "reason": wire.short_message(verdict.message),
+                "reason": short_message(verdict.message),
             },
         )
         if review.dry_run or not self._may_publish(review, name, source):
@@ -191,13 +203,13 @@ class Admission:
             request_uid=review.uid,
             time_s=self._clock.now_s(),
             allowed=verdict.allowed,
-            message=wire.short_message(verdict.message),
-            warnings=tuple(wire.polite_warnings(verdict.warnings)),
+            message=short_message(verdict.message),
+            warnings=tuple(polite_warnings(verdict.warnings)),
             patch_operations=len(verdict.operations),
         )
         self._events.offer(record, traceparent=traceparent)
 
-    def _may_publish(self, review: wire.ReviewRequest, name: str, source: str) -> bool:
+    def _may_publish(self, review: ReviewRequest, name: str, source: str) -> bool:
         """Return whether an event of this review may be published; counts suppressed ones."""
         if max(len(name), len(review.namespace), len(review.uid)) > _NAME_MOST:
             self._metrics.events_dropped.labels(cause="invalid").inc()
@@ -213,7 +225,7 @@ def _outcome(verdict: Verdict) -> str:
     return "invalid" if verdict.invalid else "denied"
 
 
-def _facts(review: wire.ReviewRequest) -> dict[str, object]:
+def _facts(review: ReviewRequest) -> dict[str, object]:
     return {
         "namespace": review.namespace,
         "pod": review.name,

@@ -7,10 +7,11 @@ publish a rate of events. Each address leaves the others their share.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, error_response
+from hami_common.runtime.servingcertificate import common_name
 from hami_webhook.core.rates import SourceRates
 from hami_webhook.shell.metrics import Metrics
 
@@ -80,16 +81,3 @@ class Callers:
             return True
         self._metrics.events_dropped.labels(cause="rate").inc()
         return False
-
-
-def common_name(certificate: Mapping[str, object]) -> str:
-    """Return the common name in a verified certificate, as ``ssl`` reports it.
-
-    Empty without one.
-    """
-    subject = certificate.get("subject")
-    for part in subject if isinstance(subject, tuple) else ():
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return ""
