@@ -110,7 +110,9 @@ def test_what_differs_per_node_in_one_daemonset_is_refused() -> None:
     with pytest.raises(ConfigInvalid) as caught:
         import_hami(node_config={"nodeconfig": [node]})
     assert "nodeconfig[0].enablenumatopology: Agents of one DaemonSet" in str(caught.value)
-    assert "nodeconfig[0].operatingmode: The mode 'mps' does not exist here." in str(caught.value)
+    assert "nodeconfig[0].operatingmode: The mode 'mps' serves only pods that name it" in str(
+        caught.value
+    )
 
 
 def test_accepted_keys_are_left_out() -> None:

@@ -16,6 +16,7 @@ from hami_core.quota.documents import Quotas, WrittenLimit, WrittenQuota
 from hami_core.quota.queues import QueueConfig
 from hami_core.replay.snapshot import Snapshot
 from hamictl.cli import main
+from tests.support import builders
 
 DEVICES = NodeDevices(
     node="gpu-a",
@@ -230,3 +231,88 @@ def test_snapshot_that_is_none(tmp_path: Path) -> None:
     )
     assert result.exit_code == 2
     assert "broken.json" in result.output
+
+
+TEMPLATE = {
+    "name": "pool",
+    "devices": [msgspec.to_builtins(DEVICES)],
+    "taints": [{"key": "gpu", "effect": "NoSchedule"}],
+}
+
+
+def grown(snapshot: Path, documents: list[Any], added: str) -> dict[str, Any]:
+    result = run(snapshot, documents, "--add-nodes", added, "-o", "json")
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.output)
+    return answer
+
+
+def test_least_number_of_added_nodes(snapshot: Path) -> None:
+    documents = [deployment("web", 7, x_gpu="1", x_gpumem="10000")]
+    answer = grown(snapshot, documents, "gpu-a")
+    assert answer["growth"] == {"template": "gpu-a", "nodes": 3, "searched": 3, "unhelped": []}
+    assert (answer["placed"], answer["refused"]) == (7, 0)
+    assert (answer["before"]["devices"], answer["after"]["devices"]) == (2, 8)
+    result = run(snapshot, documents, "--add-nodes", "gpu-a")
+    assert "Nodes like gpu-a to add: 3" in result.output
+
+
+def test_given_number_of_added_nodes(snapshot: Path) -> None:
+    documents = [deployment("web", 7, x_gpu="1", x_gpumem="10000")]
+    answer = grown(snapshot, documents, "gpu-ax2")
+    assert answer["growth"]["nodes"] == 2
+    assert (answer["placed"], answer["refused"]) == (6, 1)
+
+
+def test_node_whose_name_ends_like_a_number_is_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    devices = msgspec.structs.replace(DEVICES, node="gpux4")
+    known = Snapshot(snapshot_id="1.1", time_s=0.0, devices=(devices,))
+    path.write_bytes(msgspec.json.encode(known))
+    documents = [deployment("web", 5, x_gpu="1", x_gpumem="10000")]
+    assert grown(path, documents, "gpux4")["growth"]["nodes"] == 2
+    assert grown(path, documents, "gpux4x1")["growth"]["nodes"] == 1
+
+
+def test_template_file_with_a_taint(snapshot: Path) -> None:
+    file = snapshot.parent / "pool.yaml"
+    file.write_text(yaml.safe_dump(TEMPLATE))
+    tolerating = deployment("web", 4, x_gpu="1", x_gpumem="10000")
+    tolerating["spec"]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
+    other = deployment("other", 1, x_gpu="1", x_gpumem="10000")
+    answer = grown(snapshot, [tolerating, other], str(file))
+    assert answer["growth"]["nodes"] == 1
+    assert [(one["pod"], one["reason"]) for one in answer["growth"]["unhelped"]] == [
+        ("other-0", "excluded by taint gpu without a toleration of the pod")
+    ]
+
+
+def test_without_pods_those_that_wait_are_placed(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    requests = tuple(
+        builders.pod(builders.ask(mib=10_000), uid=f"u{n}", name=f"w{n}") for n in range(3)
+    )
+    known = Snapshot(snapshot_id="1.1", time_s=0.0, devices=(DEVICES,), waiting=requests)
+    path.write_bytes(msgspec.json.encode(known))
+    words = ["simulate", "--snapshot", str(path), "--add-nodes", "gpu-a", "-o", "json"]
+    answer = json.loads(CliRunner().invoke(main, words).output)
+    assert (answer["growth"]["nodes"], answer["placed"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ("absent", "template: no node absent has devices"),
+        ("gpu-ax1001", "write at most 1000 nodes"),
+    ],
+)
+def test_mistakes_about_nodes_are_named(snapshot: Path, added: str, text: str) -> None:
+    result = run(snapshot, [deployment("web", 1, x_gpu="1")], "--add-nodes", added)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+def test_live_state_has_its_own_policy_and_quotas(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["simulate", "--policy", "node=spread"])
+    assert result.exit_code == 2
+    assert "need --snapshot" in result.output

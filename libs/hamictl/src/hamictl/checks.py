@@ -19,6 +19,7 @@ import msgspec
 from hami_common import certificates, documents, namespaces
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
+from hami_common.pods import annotations
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hamictl import installation, nodechecks
@@ -120,6 +121,11 @@ def _clock(skew_s: float, *, node: str) -> Finding:
         fix="synchronize it with chrony or systemd-timesyncd",
         node=node,
     )
+
+
+def _labels(node: Document) -> Mapping[str, str]:
+    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+    return labels
 
 
 class ClusterDoctor:
@@ -294,35 +300,31 @@ class ClusterDoctor:
         return list(nodechecks.storage(claims, classes))
 
     async def second_plugin(self) -> list[Finding]:
-        """Find DaemonSets of other device plugins."""
-        found = []
+        """Find DaemonSets of other device plugins and of NVIDIA's MIG manager on our nodes."""
+        nvidia, _ = await self._device_plugins()
+        agents = await installation.agents(self._kube, self._agents_namespace)
+        nodes = [
+            node
+            for node in await self._list("/api/v1/nodes")
+            if selects(nvidia, _labels(node)) or any(agent.selects(node) for agent in agents)
+        ]
+        found: list[Finding] = []
         for item in await self._list("/apis/apps/v1/daemonsets"):
             metadata = item["metadata"]
-            if metadata.get("namespace") == self._agents_namespace:
-                continue
-            images = [
-                str(container.get("image", ""))
-                for container in item["spec"]["template"]["spec"].get("containers") or []
-            ]
-            is_plugin = any(
-                word in image
-                for image in images
-                for word in ("k8s-device-plugin", "nvidia-gpu-device-plugin", "gpu-device-plugin")
-            )
             is_running = (item.get("status") or {}).get("desiredNumberScheduled", 1) > 0
-            if is_plugin and is_running:
-                name = f"{metadata['namespace']}/{metadata['name']}"
-                found.append(
-                    Finding(
-                        check="second-plugin",
-                        verdict="FAIL",
-                        text=f"DaemonSet {name} offers the same devices to kubelet",
-                        fix="exclude these nodes by its node selector, or remove it; with the GPU"
-                        " operator set devicePlugin.enabled=false",
-                    )
-                )
+            if metadata.get("namespace") == self._agents_namespace or not is_running:
+                continue
+            found += nodechecks.neighbors(
+                f"{metadata['namespace']}/{metadata['name']}",
+                item["spec"]["template"]["spec"],
+                [(node["metadata"]["name"], _labels(node)) for node in nodes],
+            )
         return found or [
-            Finding(check="second-plugin", verdict="PASS", text="no other device plugin runs")
+            Finding(
+                check="second-plugin",
+                verdict="PASS",
+                text="no other device plugin runs on a node with an agent",
+            )
         ]
 
     async def namespaces(self) -> list[Finding]:
@@ -381,7 +383,7 @@ class ClusterDoctor:
 
     async def _probe(self) -> Finding:
         expected = await installation.webhook_settings(self._kube, self._namespace)
-        name, vendors = expected.scheduler_name, expected.vendors
+        vendors = expected.vendors
         names = (vendors.nvidia.resource_count_name, vendors.nvidia.resource_memory_name)
         body = {
             "apiVersion": "v1",
@@ -405,8 +407,9 @@ class ClusterDoctor:
             return _refused(error)
         except Unavailable as error:
             return _refused(Denied(peer="API server", detail=error.detail))
-        scheduler = msgspec.json.decode(answer)["spec"].get("schedulerName")
-        if scheduler != name:
+        pod = msgspec.json.decode(answer)
+        if (pod["metadata"].get("labels") or {}).get(annotations.MANAGED_LABEL) != "true":
+            scheduler = pod["spec"].get("schedulerName")
             return Finding(
                 check="webhook",
                 verdict="FAIL",

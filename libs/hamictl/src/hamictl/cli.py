@@ -14,7 +14,7 @@ import click
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Inspect": ("get", "top", "explain", "trace", "events"),
     "Operate": ("cordon", "uncordon", "resize"),
-    "Plan": ("snapshot", "simulate", "defrag"),
+    "Plan": ("snapshot", "simulate", "autoscaler-template", "defrag"),
     "Troubleshoot": ("doctor", "verify", "support-bundle", "replay"),
     "Install and migrate": ("bootstrap", "rotate-key", "import-config", "migrate", "uninstall"),
     "Settings": ("completion",),
@@ -47,12 +47,7 @@ class Commands(click.Group):
         for title, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name.ljust(_WIDTH), _summary(command)) for name, command in commands]
-                )
-
-
-_WIDTH: Final = max(map(len, COMMANDS))
+                formatter.write_dl([(name, _summary(command)) for name, command in commands])
 
 
 def _summary(command: click.Command | None) -> str:

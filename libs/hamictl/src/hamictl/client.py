@@ -13,6 +13,7 @@ import msgspec
 
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
+from hami_common.model.isolation import BOOKED, Isolation
 from hami_common.model.placement import ContainerShares
 from hami_common.model.quarantine import QuarantinedObject
 from hamictl import credentials
@@ -62,6 +63,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: bool
     health_reason: str = ""
     numa: int | None = None
+    isolation: Isolation = BOOKED
+    overcommit: str = ""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

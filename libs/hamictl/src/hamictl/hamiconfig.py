@@ -346,8 +346,9 @@ class _Import:
             modes = self._settings["nodeagent"].setdefault("drivers", {}).setdefault("nvidia", {})
             modes.setdefault("mig_mode", {})[f"{name}/*"] = "on"
         elif mode != "hami-core":
-            why = f"The mode {_shown(mode)} does not exist here."
-            self._refuse(f"{where}.operatingmode", Refused(why, "write hami-core or mig"))
+            why = f"The mode {_shown(mode)} serves only pods that name it here."
+            fix = "write hami-core or mig, and set drivers.nvidia.sharing of the nodeagent"
+            self._refuse(f"{where}.operatingmode", Refused(why, fix))
 
     # --- single keys -----------------------------------------------------------------------------
 
@@ -500,7 +501,7 @@ class _Import:
             update = {"type": kind, "rollingUpdate": None}
             self._put("workload.agent.spec.updateStrategy", update)
         elif most != 1:
-            self._put("workload.agent.spec.updateStrategy.rollingUpdate.maxUnavailable", most)
+            self._put("workload.agent.spec.updateStrategy.rollingUpdate.maxSurge", most)
         path = posixpath.normpath(steps.get("plugin_path", "/var/lib/kubelet/device-plugins"))
         if path != "/var/lib/kubelet/device-plugins":
             plugins = {"name": "device-plugins", "hostPath": {"path": path}}

@@ -776,7 +776,7 @@ VALUES: Final[dict[str, Rule]] = {
     ),
     "devicePlugin.updateStrategy.rollingUpdate.maxUnavailable": Carried(
         ("step.update.most",),
-        "`updateStrategy` of the NVIDIA agents; HAMi's 1 leaves the 10% of this project",
+        "`maxSurge` of the NVIDIA agents, of which no node is without one; HAMi's 1 leaves 10%",
         AMOUNT,
         default=1,
     ),

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from hami_common.events.codec import UNDECODABLE, problem_of
 from hami_common.pods.podview import PodView
 from hami_common.units import shown
 from hamictl.errors import InputRefused
+
+T = TypeVar("T")
 
 _REPLICAS_BY_KIND = {
     "Deployment": "replicas",
@@ -35,9 +37,25 @@ class Running(NamedTuple):
     """It has a node selector, an affinity or spread constraints."""
 
 
+class Manifest(NamedTuple):
+    """A pod of a manifest file."""
+
+    document: dict[str, Any]
+    view: PodView
+
+
 def read_pods(path: Path) -> list[PodView]:
     """Read the pods of a YAML or JSON file, one per replica; other kinds are skipped."""
-    return [pod for document in _documents(path) for pod in _pods(document, path)]
+    return [manifest.view for manifest in read_manifests(path)]
+
+
+def read_manifests(path: Path) -> list[Manifest]:
+    """Read the pods of a file with their manifests, as ``read_pods``."""
+    return [
+        Manifest(pod, _view(pod, path))
+        for document in _documents(path)
+        for pod in _pods(document, path)
+    ]
 
 
 def read_running(path: Path) -> list[Running]:
@@ -54,6 +72,16 @@ def read_running(path: Path) -> list[Running]:
                 is_tied = any(spec.get(name) for name in _TIES)
                 found.append(Running(_view(item, path), is_tied))
     return found
+
+
+def read_as(path: Path, kind: type[T]) -> T:
+    """Read a file with one document of this type."""
+    try:
+        (document,) = _documents(path)
+        return msgspec.convert(document, kind, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        message = f"{path}: {error}"
+        raise InputRefused(message) from error
 
 
 def read_objects(path: Path, kind: str) -> list[dict[str, Any]]:
@@ -89,7 +117,7 @@ def _documents(path: Path) -> list[Any]:
         raise InputRefused(message) from error
 
 
-def _pods(document: Any, path: Path) -> Iterator[PodView]:  # noqa: ANN401 - YAML may hold anything
+def _pods(document: Any, path: Path) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - YAML may hold anything
     if document is None:
         return
     if not isinstance(document, dict):
@@ -100,12 +128,12 @@ def _pods(document: Any, path: Path) -> Iterator[PodView]:  # noqa: ANN401 - YAM
         for item in document["items"]:
             yield from _pods(item, path)
     elif kind == "Pod":
-        yield _view(document, path)
+        yield document
     elif kind in _REPLICAS_BY_KIND:
         yield from _of_workload(document, _REPLICAS_BY_KIND[kind], path)
 
 
-def _of_workload(document: dict[str, Any], field: str, path: Path) -> Iterator[PodView]:
+def _of_workload(document: dict[str, Any], field: str, path: Path) -> Iterator[dict[str, Any]]:
     metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
     template = spec.get("template") or {}
     name, count = str(metadata.get("name", "")), spec.get(field)
@@ -119,7 +147,7 @@ def _of_workload(document: dict[str, Any], field: str, path: Path) -> Iterator[P
     for number in range(count):
         own = {**(template.get("metadata") or {}), "name": f"{name}-{number}"}
         own.setdefault("namespace", metadata.get("namespace", "default"))
-        yield _view({**template, "metadata": own}, path)
+        yield {**template, "metadata": own}
 
 
 def _view(document: dict[str, Any], path: Path) -> PodView:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the versions and the storage of a cluster from its objects, for ``hamictl doctor``.
+"""Checks versions, storage and neighbors of a cluster by its objects, for ``hamictl doctor``.
 
-Pure functions over Kubernetes objects: nodes (``status.nodeInfo``), PersistentVolumeClaims and
-StorageClasses. They know no agent; what only a node's files show is checked by its agent.
+Pure functions over Kubernetes objects: nodes (``status.nodeInfo``), PersistentVolumeClaims,
+StorageClasses and DaemonSets. They know no agent; what only a node's files show is checked by its
+agent. Labels and images of NVIDIA's GPU operator are those of its documentation.
 """
 
 import re
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from hami_common.events.asking import Finding
+from hamictl.nodeselection import selects
 
 Document = dict[str, Any]
 Version = tuple[int, int]
@@ -22,6 +24,14 @@ TESTED_KUBERNETES: Final[tuple[Version, ...]] = ((1, 34), (1, 37))
 CDI_SINCE: Final[Mapping[str, Version]] = {"containerd": (1, 7), "cri-o": (1, 23)}
 """First release of each container runtime that injects devices by CDI name."""
 DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+PLUGIN_IMAGES: Final = ("k8s-device-plugin", "gpu-device-plugin")
+"""Parts of the image names of device plugins; NVIDIA's, AMD's and Google's among them."""
+MIG_MANAGER_IMAGE: Final = "k8s-mig-manager"
+DEPLOY_PLUGIN: Final = "nvidia.com/gpu.deploy.device-plugin"
+"""Node label by which the GPU operator runs its device plugin on a node, unless it is ``false``."""
+DEPLOY_MIG_MANAGER: Final = "nvidia.com/gpu.deploy.mig-manager"
+MIG_CONFIG: Final = "nvidia.com/mig.config"
+"""Node label with the MIG instances that NVIDIA's MIG manager makes on the node."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
@@ -147,6 +157,44 @@ def kube_scheduler(tag: str, server: str) -> Iterator[Finding]:
         text=f"the image kube-scheduler is {_shown(found)}, the API server {_shown(known)}",
         fix=f"set newTag of the image kube-scheduler to {server.partition('+')[0]}",
     )
+
+
+def neighbors(
+    name: str, pod: Document, nodes: Sequence[tuple[str, Mapping[str, str]]]
+) -> Iterator[Finding]:
+    """Check that a DaemonSet leaves the devices of our nodes alone.
+
+    ``name`` and ``pod`` are the DaemonSet's and of its pods; ``nodes``: name and labels of nodes
+    with an agent.
+    """
+    images = [str(one.get("image", "")) for one in pod.get("containers") or []]
+    is_plugin = any(word in image for image in images for word in PLUGIN_IMAGES)
+    is_mig_manager = any(MIG_MANAGER_IMAGE in image for image in images)
+    for node, labels in nodes:
+        if not selects(pod, labels):
+            continue
+        if is_plugin:
+            is_operators = DEPLOY_PLUGIN in (pod.get("nodeSelector") or {})
+            yield Finding(
+                check="second-plugin",
+                verdict="FAIL",
+                text=f"DaemonSet {name} offers the same devices to kubelet",
+                fix=f"kubectl label --overwrite node {node} {DEPLOY_PLUGIN}=false"
+                if is_operators
+                else "exclude the node by its node selector, or remove it; with the GPU operator"
+                f" label the node {DEPLOY_PLUGIN}=false",
+                node=node,
+            )
+        elif is_mig_manager and MIG_CONFIG in labels:
+            yield Finding(
+                check="second-plugin",
+                verdict="FAIL",
+                text=f"DaemonSet {name} makes the MIG instances of label"
+                f" {MIG_CONFIG}={labels[MIG_CONFIG]} and removes those of the agent",
+                fix=f"kubectl label --overwrite node {node} {DEPLOY_MIG_MANAGER}=false"
+                f" {MIG_CONFIG}-",
+                node=node,
+            )
 
 
 def storage(claims: Sequence[Document], classes: Sequence[Document]) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ Steps, each idempotent, so that an interrupted run is repeated from the beginnin
    settings of the removal pods until everything is done.
 3. Run a removal pod on each node with an agent (``hami_nodeagent remove``). Files that running
    containers have mapped stay.
-4. Remove this project's annotations and labels from nodes.
+4. Remove this project's annotations and labels from nodes, and the totals of memory and compute
+   that the agents advertised in node status.
 5. Remove the resources of the agents' device plugins from node status, once kubelet reports none:
    five minutes after a plugin ended. Kubelet itself leaves them with the amount 0.
 
@@ -25,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.apipath import api_path
-from hami_common.compat import hamiformat
+from hami_common.compat import hamiformat, volcano
 from hami_common.errors import Conflict, HamiError, NotFound
 from hami_common.pods import annotations
 from hami_common.ports import Clock, KubeApi
@@ -151,7 +152,7 @@ class Uninstaller:
         results = []
         for node in nodes:
             name = node["metadata"]["name"]
-            keys, left = _keys(node), tuple(_present(node, resources))
+            keys, left = _keys(node), tuple(_present(node, resources | _advertised(node)))
             if name in served or keys or left:
                 results.append(NodeResult(node=name, keys_removed=keys, resources_removed=left))
         return Outcome(
@@ -174,16 +175,20 @@ class Uninstaller:
             for program in programs:
                 for node in program.nodes:
                     group.start_soon(one, program, node)
+        advertised = await self._remove_advertised()
         keys = await self._remove_keys()
         resources = await self._remove_resources()
         results = [
             msgspec.structs.replace(
                 files.get(name, NodeResult(node=name)),
                 keys_removed=keys.get(name, ()),
-                resources_removed=resources.get(name, ((), ()))[0],
+                resources_removed=(
+                    *advertised.get(name, ()),
+                    *resources.get(name, ((), ()))[0],
+                ),
                 resources_left=resources.get(name, ((), ()))[1],
             )
-            for name in sorted({*files, *keys, *resources})
+            for name in sorted({*files, *keys, *advertised, *resources})
         ]
         outcome = Outcome(pods=await self.pods(), deleted=tuple(deleted), nodes=tuple(results))
         if outcome.is_complete and not any(one.files_kept for one in results):
@@ -341,14 +346,25 @@ class Uninstaller:
             problem="; ".join(found.get("problems", ())),
         )
 
+    async def _remove_advertised(self) -> dict[str, tuple[str, ...]]:
+        """Return by node the totals removed from its status: those that its annotations name."""
+        done = {}
+        for node in await installation.items(self._kube, "/api/v1/nodes"):
+            present = _present(node, _advertised(node))
+            if present:
+                name = node["metadata"]["name"]
+                await self._remove_amounts(name, node, present)
+                done[name] = tuple(present)
+        return done
+
     async def _remove_keys(self) -> dict[str, tuple[str, ...]]:
         done = {}
         for node in await installation.items(self._kube, "/api/v1/nodes"):
             keys = _keys(node)
             if not keys:
                 continue
-            notes = {key: None for key in keys if key in ANNOTATIONS}
-            labels = {key: None for key in keys if key not in ANNOTATIONS}
+            notes = {key: None for key in keys if _is_annotation(key)}
+            labels = {key: None for key in keys if not _is_annotation(key)}
             body = json.dumps({"metadata": {"annotations": notes, "labels": labels}}).encode()
             name = node["metadata"]["name"]
             await self._kube.patch(api_path("api", "v1", "nodes", name), body)
@@ -461,9 +477,34 @@ def _keys(node: Document) -> tuple[str, ...]:
     metadata: Mapping[str, Any] = node["metadata"]
     labels = metadata.get("labels") or {}
     ours = [f"hami.io/{vendor.name}" for vendor in Catalog.from_settings().vendors]
+    notes = metadata.get("annotations") or {}
+    # Volcano's own device plugin writes the same keys.
+    for_volcano = volcano.OF_NODE if volcano.is_ours(notes) else ()
     return (
-        *(key for key in ANNOTATIONS if key in (metadata.get("annotations") or {})),
+        *(key for key in notes if key in for_volcano or _is_ours(key)),
         *(key for key in ours if key in labels),
+    )
+
+
+def _is_annotation(key: str) -> bool:
+    """Return whether a key of ``_keys`` is an annotation and not a label."""
+    return key in volcano.OF_NODE or _is_ours(key)
+
+
+def _is_ours(key: str) -> bool:
+    """Return whether only the services and hamictl write this annotation of a node."""
+    return key in ANNOTATIONS or key.startswith(annotations.ADVERTISED_AMOUNTS)
+
+
+def _advertised(node: Document) -> frozenset[str]:
+    """Return the resources whose totals agents advertise on a node, by its annotations."""
+    notes: Mapping[str, str] = node["metadata"].get("annotations") or {}
+    return frozenset(
+        name
+        for key, text in notes.items()
+        if key.startswith(annotations.ADVERTISED_AMOUNTS)
+        for name in text.split(",")
+        if "/" in name
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hami_common.admission import bounds
+from hami_common.admission.configuration import bind_by
 from hami_common.admission.mounts import mounts_of
 from hami_common.admission.policies import (
     ENVIRONMENT_ALLOWED,
@@ -237,3 +239,41 @@ def test_policies_hold_where_the_webhook_does() -> None:
             assert not reaches(policy, namespace, **exempt)
     assert "matchResources" not in BINDINGS["allocation-annotations.hami.io"]
     assert all(spec["validationActions"] == ["Deny"] for spec in BINDINGS.values())
+
+
+def test_pods_that_the_webhook_prepared_for_another_scheduler_obey_the_same_rules() -> None:
+    over = share(volumeMounts=[{"name": "x", "mountPath": "/etc/hami"}])
+    managed = {keys.MANAGED_LABEL: "true"}
+    assert refusals(pod(over, labels=managed, schedulerName="volcano")) == {"limiter"}
+    assert refusals(pod(over, schedulerName="volcano")) == set()
+    many = [share(f"c{number}") for number in range(bounds.MOST_CONTAINERS + 1)]
+    assert refusals(pod(*many, labels=managed, schedulerName="volcano")) == {"pod-bounds"}
+
+
+BINDERS = "system:serviceaccount:volcano-system:volcano-scheduler,jane"
+
+
+@pytest.mark.parametrize(
+    ("user", "kind", "is_left_out"),
+    [
+        ("jane", "Binding", True),
+        ("system:serviceaccount:volcano-system:volcano-scheduler", "Binding", True),
+        ("jane", "Pod", False),
+        ("jan", "Binding", False),
+        ("", "Binding", False),
+    ],
+)
+def test_only_bindings_of_binders_are_admitted_by_the_scheduler(
+    user: str, kind: str, *, is_left_out: bool
+) -> None:
+    request = {"userInfo": {"username": user}, "kind": {"group": "", "kind": kind}}
+    env = {"object": None, "oldObject": None, "request": request, "variables": {}}
+    assert program(bind_by(BINDERS)).decide(env) is is_left_out
+    (policy,) = (
+        document["spec"]
+        for document in admission_policies(Catalog.from_settings(), binders=BINDERS)
+        if document["metadata"]["name"] == "allocation-annotations.hami.io"
+        and "validations" in document["spec"]
+    )
+    *_, exception = policy["matchConditions"]
+    assert program(exception["expression"]).decide(env) is not is_left_out

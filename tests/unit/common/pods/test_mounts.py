@@ -75,8 +75,8 @@ def test_error_names_field_problem_and_fix() -> None:
     assert text("/etc/hami") == (
         "container main: volumeMounts[/etc/hami]: would hide the limits of the container's share; "
         "mount it elsewhere; /etc/hami, /run/hami, /usr/local/vgpu, /etc/ld.so.preload, "
-        "/run/hami-priority, /etc/vdev, /hami-vnpu-shmem, /hami-shared-region, /hami-vnpu-core are "
-        "reserved"
+        "/run/hami-priority, /run/hami-mps, /etc/vdev, /hami-vnpu-shmem, /hami-shared-region, "
+        "/hami-vnpu-core are reserved"
     )
     assert text("/usr/local/") == (
         "container main: volumeMounts[/usr/local/]: would let the limiter library "

@@ -418,6 +418,53 @@ def test_node_settings_reach_the_container() -> None:
     assert edits.mounts == (mount,)
 
 
+def of_mode(mode: str, core_pct: int = 30) -> ContainerShares:
+    share = Share(vendor="nvidia", uuid="GPU-1", memory_mib=3000, core_pct=core_pct, mode=mode)
+    return ContainerShares(name="main", kind="app", shares=(share,))
+
+
+def test_time_slices_are_limited_in_memory_only() -> None:
+    edits = Nvidia().render(of_mode("timeslice"), (device(1),), RenderContext(mode="env"))
+    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert edits.env["CUDA_DEVICE_SM_LIMIT"] == edits.env["CUDA_DEVICE_SM_LIMIT_0"] == "0"
+    assert not any(name.startswith("CUDA_MPS") for name in edits.env)
+    assert edits.mounts == ()
+
+
+@pytest.mark.parametrize(("core_pct", "threads"), [(30, "30"), (0, "100")])
+def test_service_gets_its_limits_and_the_pipes_of_its_device_alone(
+    core_pct: int, threads: str
+) -> None:
+    library = BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so")
+    context = RenderContext(mode="env", mps_dir="/run/hami-mps", library_mounts=(library,))
+    edits = Nvidia().render(of_mode("mps", core_pct), (device(1),), context)
+    assert {name: text for name, text in edits.env.items() if "MPS" in name} == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/hami-mps",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": threads,
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3000M",
+    }
+    assert edits.env["CUDA_DEVICE_SM_LIMIT_0"] == "0"
+    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert [(one.host_path, one.container_path) for one in edits.mounts] == [
+        ("/opt/hami/libvgpu.so", "/usr/lib/libvgpu.so"),
+        ("/run/hami-mps/GPU-1/pipe", "/run/hami-mps"),
+        ("/run/hami-mps/shm", "/dev/shm"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "removed"),
+    [({"gpu": "1", "mem": "3000"}, ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",)), ({"gpu": "1"}, ())],
+)
+def test_variables_of_a_service_are_the_nodes_except_on_a_whole_device(
+    limits: dict[str, str], removed: tuple[str, ...]
+) -> None:
+    env = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=90G"}
+    changes = Nvidia().admit(container(limits, env=env))
+    assert changes is not None
+    assert changes.remove_env == removed
+
+
 def test_features_reach_the_container_in_every_injection_mode() -> None:
     vendor = Nvidia(NvidiaSettings(features=("gds", "gdrcopy")))
     pair = (device(1), device(2))
@@ -443,3 +490,72 @@ def test_shares_of_other_vendors_do_not_shift_the_numbering() -> None:
     edits = Nvidia().render(shares, (device(1),), RenderContext(mode="env"))
     assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
     assert "CUDA_DEVICE_MEMORY_LIMIT_1" not in edits.env
+
+
+NUMBER, SIZE = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
+SIZE_PCT, VGPU_CORES = "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"
+VOLCANO = NvidiaSettings(dialects=("volcano",))
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "added"),
+    [
+        ({NUMBER: "1"}, WHOLE, {VGPU_CORES: "100"}),
+        ({NUMBER: "2", SIZE: "3000", VGPU_CORES: "30"}, request(2, mib=3000, cores=30), {}),
+        ({NUMBER: "1", SIZE_PCT: "50"}, request(pct=50), {}),
+        ({SIZE: "3000"}, request(mib=3000), {NUMBER: "1"}),
+        ({"gpu": "1", "mem": "3000"}, request(mib=3000), {}),
+        ({"gpu": "1", "core": "30"}, request(pct=100, cores=30), {CORES: "30"}),
+    ],
+)
+def test_dialect_keeps_its_names_at_admission(
+    limits: dict[str, str], wanted: DeviceRequest, added: dict[str, str]
+) -> None:
+    vendor = Nvidia(VOLCANO)
+    assert vendor.parse_request(container(limits)) == wanted
+    changes = vendor.admit(container(limits))
+    assert changes is not None
+    assert changes.set_limits == added
+    assert not {NUMBER, SIZE, SIZE_PCT, VGPU_CORES} & set(changes.remove_resources)
+
+
+def test_dialect_of_the_settings_alone_is_known() -> None:
+    assert Nvidia().admit(container({NUMBER: "1"})) is None
+    assert NUMBER not in Nvidia().resources.all()
+    assert {NUMBER, SIZE, SIZE_PCT, VGPU_CORES} <= Nvidia(VOLCANO).resources.all()
+
+
+def test_container_uses_one_dialect() -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        Nvidia(VOLCANO).parse_request(container({"gpu": "1", SIZE: "3000"}))
+    assert caught.value.field == f"container main: resources.limits[{SIZE}]"
+    assert f"uses {GPU}" in caught.value.problem
+
+
+def test_error_names_the_resource_of_the_dialect() -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        Nvidia(VOLCANO).parse_request(container({NUMBER: "1", SIZE: "3Gi"}))
+    assert caught.value.field == f"container main: resources.limits[{SIZE}]"
+
+
+def test_factor_of_memory_holds_for_the_dialect() -> None:
+    vendor = Nvidia(NvidiaSettings(dialects=("volcano",), memory_factor=1024))
+    assert vendor.parse_request(container({NUMBER: "1", SIZE: "3"})) == request(mib=3072)
+    assert [one.memory_unit_mib for one in vendor.families] == [1024, 1024]
+
+
+def test_device_is_advertised_under_every_dialect() -> None:
+    device = Device(
+        uuid="GPU-1", vendor="nvidia", index=0, type="A30", memory_mib=100, capacity_mib=100
+    )
+    assert Nvidia(VOLCANO).advertised(device) == (GPU, NUMBER)
+
+
+def test_mode_is_read_from_the_dialects_annotation() -> None:
+    written = {"volcano.sh/vgpu-mode": "mig"}
+    assert Nvidia(VOLCANO).parse_selector(written).modes == ("mig",)
+    assert Nvidia().parse_selector(written).modes == ()
+    both = {**written, "nvidia.com/vgpu-mode": "hami-core"}
+    assert Nvidia(VOLCANO).parse_selector(both).modes == ("soft",)
+    with pytest.raises(RequestInvalid, match=r"volcano.sh/vgpu-mode"):
+        Nvidia(VOLCANO).parse_selector({"volcano.sh/vgpu-mode": "fast"})

@@ -97,6 +97,17 @@ def has_reserved_annotation(variable: str) -> str:
     )
 
 
+def bind_by(users: str) -> str:
+    """CEL: the request creates a Binding, as one of these users, separated by commas.
+
+    The list stands between the first two apostrophes of the expression, where kustomize can replace
+    it (deploy/kustomize/components/bind-admission).
+    """
+    return (
+        f"request.userInfo.username in {text(users)}.split(',') && request.kind.kind == 'Binding'"
+    )
+
+
 def is_managed(variable: str) -> str:
     """CEL: the object in ``variable`` is a pod that the webhook prepared."""
     label = text(keys.MANAGED_LABEL)
@@ -208,6 +219,27 @@ def mutating_webhook_configuration(
                 "matchConditions": [{"name": "belongs-to-hami", "expression": our_pods}],
             },
         ],
+    }
+
+
+def bind_webhook(client: Client, *, binders: str, timeout_s: int = 10) -> Document:
+    """Return the webhook for Bindings of other schedulers, for the list of a configuration.
+
+    ``binders``: users, separated by commas. Bindings of all others, and so all their pods, do not
+    depend on it. It is never invoked again after another webhook has changed the Binding: that
+    could only change what it reserved.
+    """
+    return {
+        "name": "bindings.hami.io",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": client.document(),
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "Never",
+        "rules": [_rule(["CREATE"], ["pods/binding", "bindings"])],
+        "matchConditions": [{"name": "is-of-a-binder", "expression": bind_by(binders)}],
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": timeout_s,
     }
 
 

@@ -4,7 +4,8 @@
 Rules that also hold while the webhook is unavailable or a request bypasses it (design D7):
 
 * Only the writers named here add, change or remove allocation annotations, through any verb or
-  subresource that can write a pod's metadata, the Binding among them.
+  subresource that can write a pod's metadata, the Binding among them. Bindings of other schedulers
+  bring the annotations that bind admission has put into them (ADR 0029).
 * A container gets no device by an environment variable or a mount that the vendors' runtime hooks
   read, unless it requests devices of the same vendor. Namespaces that need it carry
   ``hami.io/device-environment=allowed``. ``kube-system`` is exempt by name, because vendors'
@@ -25,7 +26,9 @@ from typing import Any, Final
 
 from hami_common.admission import mounts
 from hami_common.admission.configuration import (
+    bind_by,
     container_list,
+    is_managed,
     names_our_resources,
     names_resource,
     namespace_selector,
@@ -57,17 +60,20 @@ def admission_policies(
     *,
     scheduler_name: str = SCHEDULER_NAME,
     writers: Iterable[str] = (SCHEDULER_ACCOUNT,),
+    binders: str = "",
 ) -> list[Document]:
     """Return every policy, each with its binding, ready to be applied.
 
     ``writers`` are user names; while pods of HAMi are taken over, HAMi's scheduler is one of them.
+    ``binders``: users whose Bindings the scheduler completes at bind admission, separated by
+    commas; the annotations in their Bindings are its own.
     """
     by_label = namespace_selector(
         ENVIRONMENT_LABEL, ENVIRONMENT_ALLOWED, exempt_namespaces=ENVIRONMENT_EXEMPT
     )
     as_webhook = namespace_selector()
     ours = _is_ours(catalog, scheduler_name)
-    allocation = _allocation(writers)
+    allocation = _allocation(writers, binders)
     bound: list[tuple[Document, Document]] = [
         (_environment(catalog), by_label),
         (_opt_out(catalog, scheduler_name), as_webhook),
@@ -86,16 +92,25 @@ def admission_policies(
 
 
 def _is_ours(catalog: Catalog, scheduler_name: str) -> str:
-    """CEL: our scheduler places the pod and a container names one of our resources."""
-    return f"{_goes_to(scheduler_name)} && {names_our_resources(catalog.resource_names())}"
+    """CEL: a container names one of our resources, and HAMi gives the pod its devices.
+
+    The label is that of pods that the webhook has prepared for another scheduler.
+    """
+    claimed = f"({_goes_to(scheduler_name)} || {is_managed('object')})"
+    return f"{claimed} && {names_our_resources(catalog.resource_names())}"
 
 
 def _goes_to(scheduler_name: str) -> str:
     return f"(has(object.spec.schedulerName) && object.spec.schedulerName == '{scheduler_name}')"
 
 
-def _allocation(writers: Iterable[str]) -> Document:
-    return _policy(
+def binders_exception(binders: str) -> Document:
+    """Return the match condition that leaves out Bindings which bind admission has completed."""
+    return {"name": "is-not-of-a-binder", "expression": f"!({bind_by(binders)})"}
+
+
+def _allocation(writers: Iterable[str], binders: str) -> Document:
+    document = _policy(
         "allocation-annotations.hami.io",
         rules=[
             _rule(["CREATE", "UPDATE"], ["pods"]),
@@ -119,6 +134,9 @@ def _allocation(writers: Iterable[str]) -> Document:
             ),
         ],
     )
+    if binders:
+        document["spec"]["matchConditions"].append(binders_exception(binders))
+    return document
 
 
 def _environment(catalog: Catalog) -> Document:

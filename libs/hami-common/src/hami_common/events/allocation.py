@@ -8,7 +8,7 @@ released; ``released`` from any. The scheduler alone writes ``AllocationRecord``
 ``joined_state``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -33,6 +33,8 @@ from hami_common.bounds import (
 )
 from hami_common.model.placement import ContainerShares
 
+_OF_WORKLOAD: Final = "workload "
+"""Begins ``held_for`` of the shares that are held for a Workload of Kueue."""
 AllocationOp = Literal["reserve", "resize", "release"]
 ReportedState = Literal["bound", "prepared", "running", "failed"]
 AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", "released"]
@@ -79,8 +81,9 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Text = ""
     """Reason for which a record was released or resized."""
     held_for: Reference = ""
-    """Purpose of a reservation made before the bind: ``preemption`` or ``gang <namespace>/<name>``;
-    empty for a reservation that a bind made.
+    """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>`` or
+    ``workload <namespace>/<name>``, whose ``pod`` is then Kueue's Workload; empty for a reservation
+    that a bind made.
     """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
     """Pods on the node, by uid, that own these shares until they have terminated."""
@@ -144,3 +147,26 @@ def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> All
     if state is None or state.allocation_id != allocation.allocation_id:
         return "reserved"
     return state.state
+
+
+def workload_purpose(namespace: str, name: str) -> str:
+    """Return ``held_for`` of the shares of a Workload."""
+    return f"{_OF_WORKLOAD}{namespace}/{name}"
+
+
+def is_of_workload(record: AllocationRecord) -> bool:
+    """Return whether the shares are held for a Workload of Kueue, whose pods may not exist yet.
+
+    The record's ``pod_uid`` is then made by ``hold_uid``, its ``pod`` is the Workload's name.
+    """
+    return record.op != "release" and record.held_for.startswith(_OF_WORKLOAD)
+
+
+def hold_uid(workload_uid: str, pod_set: int, number: int) -> str:
+    """Return the uid under which the ledger holds the shares of one pod of a Workload."""
+    return f"{workload_uid}-{pod_set}-{number}"
+
+
+def workload_of(record: AllocationRecord) -> str:
+    """Return the uid of the Workload for which the record holds shares; empty for others."""
+    return record.pod_uid.rsplit("-", 2)[0] if is_of_workload(record) else ""

@@ -19,6 +19,7 @@ from hami_common.bounds import (
     VENDORS_MOST,
     BootId,
     DeviceId,
+    MemoryMib,
     Name,
     Sequence,
     Text,
@@ -44,6 +45,8 @@ class NodeReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MOST)] = ()
     driver_version: Word = ""
     agent_version: Word = ""
+    host_memory_mib: MemoryMib = 0
+    """Memory of the node, which has to hold what is overcommitted on its devices; 0: unknown."""
     problem: Text = ""
     """Reason for which the vendor's devices cannot be listed, empty when they can.
 

@@ -5,7 +5,7 @@ Units: memory in MiB, compute in percent of one device. A device is named by its
 everywhere; ``index`` and ``minor`` are the vendor's own numbers and are never used as identity.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -32,6 +32,10 @@ from hami_common.bounds import (
     Word,
 )
 
+MANAGED: Final = "managed"
+"""Memory is overcommitted by CUDA managed memory."""
+RECALL: Final = "recall"
+"""Memory is overcommitted by moving that of idle containers to the host."""
 BOARD = "board"
 """Attribute of devices that are parts (dies) of one physical card: a word for the card."""
 
@@ -113,6 +117,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Totals of the resources besides memory and compute that partitions take, by name."""
     max_shares: HardwareShares = 0
     """Most shares that the hardware allows at a time; 0: no limit of its own."""
+    memory_cap: bool = False
+    """The vendor's driver limits the memory of each container on it, by its cgroup."""
     attributes: Attributes = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
@@ -142,6 +148,11 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Physical memory; percentages are taken of this figure."""
     capacity_mib: CapacityMib
     """Memory that may be handed out: physical memory times the configured scaling."""
+    overcommit: Word = MANAGED
+    """Mechanism that keeps memory beyond the device's own: ``managed`` or ``recall``."""
+    largest_mib: MemoryMib = 0
+    """With ``recall``: memory of the largest share, which is moved as a whole, and of all shares
+    that have their memory on the device at a time. 0: no bound but the capacity."""
     capacity_core_pct: CapacityCorePct = 100
     """Compute that may be handed out: 100 times the configured scaling."""
     slots: Slots = 10
@@ -158,4 +169,6 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sizes in which the hardware divides it; empty: shares have any size."""
     resources: Resources = {}
     """Totals of the resources besides memory and compute that partitions take, by name."""
+    memory_cap: bool = False
+    """The vendor's driver limits the memory of each container on it, by its cgroup."""
     attributes: Attributes = {}

@@ -59,6 +59,11 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``JOINS`` lists exceptions.
     """
 
+    mode: Word = ""
+    """Mode of the device, one of ``hami_common.model.request.NAMED_MODES``; empty: any other. The
+    in-container library limits no compute in such a mode.
+    """
+
     @property
     def part(self) -> str:
         """The partition as one word: ``<profile>`` or ``<profile>@<start>``; empty when none."""

@@ -30,12 +30,20 @@ from hami_common.bounds import (
     Word,
     Words,
 )
+from hami_common.model.isolation import isolation_of
 
 ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
 PARTITION_MODES = frozenset({"mig"})
 """Modes of devices that are divided in hardware: such a device is never given whole, and a process
 uses one part, however many its container has.
+"""
+MPS_MODE = "mps"
+NAMED_MODES = frozenset({"timeslice", MPS_MODE})
+"""Modes whose devices serve only pods that name them, and no request for a whole device.
+
+NVIDIA's time slices have no limit of compute, and its Multi-Process Service has one fault domain
+per device. A process uses the Multi-Process Service of one device.
 """
 WHOLE_MODE = "whole"
 """The mode of devices that are not divided: such a device is given whole only."""
@@ -111,6 +119,8 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     modes: Words = ()
     """Accepted modes of sharing; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
+    min_isolation: Annotated[tuple[tuple[Word, Word], ...], Meta(max_length=WORDS_MOST)] = ()
+    """Least grades per property that a share must have, see ``hami_common.model.isolation``."""
 
     def accepts_type(self, device_type: str) -> bool:
         """True when a device of ``device_type`` passes the type lists.
@@ -139,19 +149,37 @@ def wants_parts(request: DeviceRequest, selector: DeviceSelector) -> bool:
 
 
 def serves_mode(
-    request: DeviceRequest, selector: DeviceSelector, mode: str, *, divided: bool
+    request: DeviceRequest,
+    selector: DeviceSelector,
+    mode: str,
+    *,
+    divided: bool,
+    memory_cap: bool = False,
 ) -> bool:
     """True when a device in ``mode`` can serve a request; ``divided``: it has partitions.
 
+    ``memory_cap``: as ``Device.memory_cap``.
+
     A request that names no mode gets a share of any device except one that is given whole only, and
     a whole device only where it is not divided. Several devices for one container are partitions
-    only where ``wants_parts``.
+    only where ``wants_parts``. A pod that demands isolation gets devices of classes that have it.
     """
+    if selector.min_isolation and not isolation_of(
+        request.vendor,
+        divided=divided,
+        exclusive=request.exclusive,
+        mode=mode,
+        memory_cap=memory_cap,
+    ).meets(selector.min_isolation):
+        return False
     is_of_many = divided and request.count > 1 and mode in PARTITION_MODES
     if is_of_many and not wants_parts(request, selector):
         return False
     if request.modes and mode not in request.modes:
         return False
+    if mode in NAMED_MODES:
+        is_one = mode != MPS_MODE or request.count == 1
+        return mode in selector.modes and is_one and not request.exclusive
     if selector.modes:
         return mode in selector.modes
     if request.modes:

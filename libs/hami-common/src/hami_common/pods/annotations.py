@@ -23,8 +23,13 @@ GANG_SIZE = "hami.io/gang-size"
 """Annotation with the number of members that the gang of ``GANG`` needs."""
 MIN_RUNTIME = "hami.io/min-runtime-s"
 """Annotation with the seconds for which a pod that has started is not evicted for another one."""
+MIN_ISOLATION = "hami.io/min-isolation"
+"""Annotation with the least grades of isolation, see ``hami_common.model.isolation``."""
 NO_MOVE = "hami.io/no-move"
 """Annotation, ``true``: plans to free capacity leave the pod where it is."""
+
+HOLD = "hami.io/hold"
+"""Annotation with the uid of the Workload whose held shares the pod takes over; Kueue writes it."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"
@@ -33,6 +38,8 @@ ALLOCATION = "hami.io/allocation"
 """Signed placement, written with the Binding only (design D4)."""
 TRACEPARENT = "hami.io/traceparent"
 """W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""
+RECALL_MEMORY = "hami.io/recall-memory"
+"""Memory limits that the webhook raised for recall, as ``<container>=<limit>``, with commas."""
 FENCE = "hami.io/fence"
 """Touched to move a pod's resourceVersion, which makes a late Binding fail (design D4)."""
 CAPACITY_RETURNED = "hami.io/capacity-returned"
@@ -40,6 +47,11 @@ CAPACITY_RETURNED = "hami.io/capacity-returned"
 
 TAKEN_OVER = "hami.io/taken-over"
 """On a node that came over from HAMi: the pods that HAMi placed there, and its names of devices."""
+
+ADVERTISED_AMOUNTS = "hami.io/advertised-amounts-"
+"""Prefix of annotations on a node, by vendor: resources whose totals its agent writes into the
+node's status.
+"""
 
 LIMITS_PREFIX_SUFFIX = ".limits.hami.io/"
 LIMITS_VERSION = "v1"
@@ -66,6 +78,11 @@ RESERVED = frozenset(
 )
 """Keys that only our scheduler may write; so are limits and the keys with these suffixes:"""
 RESERVED_SUFFIXES = ("-devices-allocated", "-devices-to-allocate")
+
+
+def advertised_amounts(vendor: str) -> str:
+    """Annotation of a node with the resources whose totals a vendor's agent advertises."""
+    return f"{ADVERTISED_AMOUNTS}{vendor}"
 
 
 def limits(container: str) -> str:

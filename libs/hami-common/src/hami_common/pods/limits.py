@@ -69,7 +69,7 @@ def limits_of(shares: ContainerShares, *, allocation_id: str, core_policy: str =
                 vendor=s.vendor,
                 uuid=s.uuid,
                 memory_mib=s.memory_mib,
-                core_pct=s.core_pct,
+                core_pct=0 if s.mode else s.core_pct,
                 exclusive=s.exclusive,
             )
             for s in shares.shares

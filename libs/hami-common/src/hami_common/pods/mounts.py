@@ -28,6 +28,7 @@ from hami_common.pods.podview import ContainerView, VolumeMountView, VolumeView
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
 PRELOAD_FILE = "/etc/ld.so.preload"
 PRIORITY_DIRECTORY = "/run/hami-priority"
+MPS_DIRECTORY = "/run/hami-mps"
 
 RESERVED: Final[Mapping[str, str]] = {
     limits.DIRECTORY: "the limits of the container's share",
@@ -35,6 +36,7 @@ RESERVED: Final[Mapping[str, str]] = {
     LIBRARY_DIRECTORY: "the limiter library",
     PRELOAD_FILE: "the file that loads the limiter library",
     PRIORITY_DIRECTORY: "the priorities of the node's devices",
+    MPS_DIRECTORY: "the Multi-Process Service of the container's device",
     "/etc/vdev": "the share as Hygon's driver reads it",
     "/hami-vnpu-shmem": "the memory through which Ascend's soft shares are counted",
     "/hami-shared-region": "the accounts of Ascend's soft shares on each chip",

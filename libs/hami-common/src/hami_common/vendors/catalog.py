@@ -9,13 +9,16 @@ from collections.abc import Collection, Mapping
 from typing import get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.bounds import POD_CONTAINERS_MOST, WEIGHT_MOST
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.model.device import DeviceFacts, Profile
+from hami_common.model.isolation import parse_least
 from hami_common.model.request import (
     ContainerRequest,
     DevicePolicy,
+    DeviceSelector,
     NodePolicy,
     PlacementPolicy,
     PodRequest,
@@ -66,13 +69,20 @@ class VendorSettings(
 class Catalog:
     """The vendors of this installation."""
 
-    def __init__(self, vendors: tuple[Vendor, ...], *, ignored: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        vendors: tuple[Vendor, ...],
+        *,
+        ignored: Collection[str] = (),
+        dialects: Collection[str] = (),
+    ) -> None:
         """Hold ``vendors``; see ``from_settings`` for the shipped ones.
 
         ``ignored``: names of vendors whose resources pods request from others. An unknown name
-        raises ``SettingsInvalid``.
+        raises ``SettingsInvalid``. ``dialects``: of NVIDIA's resource names.
         """
         self.vendors = vendors
+        self.dialects = frozenset(dialects)
         self._by_name = {vendor.name: vendor for vendor in vendors}
         for name in ignored:
             if name not in self._by_name:
@@ -108,6 +118,7 @@ class Catalog:
                 Vastai(settings.vastai),
             ),
             ignored=settings.ignored,
+            dialects=settings.nvidia.dialects,
         )
 
     def vendor(self, name: str) -> Vendor:
@@ -174,7 +185,7 @@ class Catalog:
             name=pod.metadata.name,
             containers=tuple(containers),
             selectors={
-                vendor.name: vendor.parse_selector(pod.annotations())
+                vendor.name: _isolated(vendor.parse_selector(pod.annotations()), pod.annotations())
                 for vendor in self.vendors
                 if vendor.name in asked
             },
@@ -198,6 +209,15 @@ def resources_of(facts: DeviceFacts) -> dict[str, int]:
         for name, amount in profile.resources.items():
             totals[name] = max(amount, totals.get(name, 0))
     return totals
+
+
+def _isolated(selector: DeviceSelector, annotations: Mapping[str, str]) -> DeviceSelector:
+    """Return the selector with the isolation that the pod demands of the devices of any vendor."""
+    text = annotations.get(keys.MIN_ISOLATION, "").strip()
+    if not text:
+        return selector
+    least = parse_least(text, field=f"annotation {keys.MIN_ISOLATION}")
+    return replace(selector, min_isolation=least)
 
 
 def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -> PlacementPolicy:

@@ -14,6 +14,7 @@ from typing import Final
 from hami_common.errors import NotFound
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
+from hami_common.model.request import NAMED_MODES
 from hami_common.vendors.protocol import RenderContext
 
 _FULL_PCT: Final = 100
@@ -75,7 +76,11 @@ def suits_mode(share: Share, device: Device) -> bool:
     """
     if share.vendor != "nvidia":
         return True
-    return bool(device.partitions) if share.profile else device.mode != "mig"
+    if share.profile:
+        return bool(device.partitions)
+    return device.mode != "mig" and share.mode == (
+        device.mode if device.mode in NAMED_MODES else ""
+    )
 
 
 def handle_key(uuid: str, part: str = "") -> str:

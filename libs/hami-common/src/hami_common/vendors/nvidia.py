@@ -5,6 +5,9 @@ A device in MIG mode gives a share a MIG instance: the requested size decides it
 pod requests the profile by name (``nvidia.com/mig-<profile>``, names listed in the settings). The
 instance itself limits the share; no library is preloaded and no limits are set.
 
+A share has two sets of names: HAMi's, and those of the dialects in the settings. A container uses
+one of them.
+
 Rules follow HAMi v2.10's pod interface for NVIDIA with these deliberate differences:
 
 - a quantity that HAMi would silently treat as "no GPU" (not an integer, negative, too large) is
@@ -26,12 +29,14 @@ from msgspec.structs import replace
 from hami_common.errors import NotFound, RequestInvalid, SettingsInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
-from hami_common.model.request import DeviceRequest, DeviceSelector
+from hami_common.model.request import MPS_MODE, DeviceRequest, DeviceSelector
+from hami_common.pods.mounts import MPS_DIRECTORY
 from hami_common.pods.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent, shown
 from hami_common.vendors.handles import handle_of, handles_of, needs_instance
 from hami_common.vendors.protocol import (
     NO_ANNOTATIONS,
+    BindMount,
     Capability,
     ContainerChanges,
     ContainerEdits,
@@ -54,7 +59,14 @@ USE_UUID = "nvidia.com/use-gpuuuid"
 NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
 NUMA_BIND = "nvidia.com/numa-bind"
 MODE = "nvidia.com/vgpu-mode"
-_MODE_WORDS = {"hami-core": "soft", "soft": "soft", "mig": "mig", "mps": "mps"}
+VOLCANO_MODE = "volcano.sh/vgpu-mode"
+_MODE_WORDS = {
+    "hami-core": "soft",
+    "soft": "soft",
+    "mig": "mig",
+    "timeslice": "timeslice",
+    "mps": MPS_MODE,
+}
 
 _NODE_ENV = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_OVERSUBSCRIBE"})
 _NODE_ENV_PREFIXES = (
@@ -62,6 +74,10 @@ _NODE_ENV_PREFIXES = (
     "CUDA_DEVICE_SM_LIMIT",
     "CUDA_DEVICE_MEMORY_SHARED_CACHE",
 )
+_MPS_ENV_PREFIX = "CUDA_MPS_"
+"""Variables of the Multi-Process Service; only a container with a whole device has a service of its
+own."""
+_MPS_SHM = "/dev/shm"  # noqa: S108 - where the service and its clients share memory
 _MIG_PROFILE = re.compile(r"[1-9]\d*g\.[1-9]\d*gb([+-][a-z]+(\.[a-z]+)*)?")
 _OPT_OUT_ENV = "CUDA_DISABLE_CONTROL"
 _PRIORITY_ENV = "CUDA_TASK_PRIORITY"
@@ -89,6 +105,18 @@ FEATURE_NODES: Final[Mapping[Feature, tuple[str, ...]]] = {
 """Device nodes by feature; those that a node lacks are left out."""
 
 
+Dialect = Literal["volcano"]
+_DIALECTS: Final[Mapping[Dialect, ResourceNames]] = {
+    # Names of Volcano's plugin deviceshare and of its device plugin (volcano-vgpu-device-plugin).
+    "volcano": ResourceNames(
+        count="volcano.sh/vgpu-number",
+        memory="volcano.sh/vgpu-memory",
+        memory_percentage="volcano.sh/vgpu-memory-percentage",
+        cores="volcano.sh/vgpu-cores",
+    ),
+}
+
+
 class NvidiaSettings(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -102,6 +130,12 @@ class NvidiaSettings(
     resource_aliases: dict[str, str] = field(
         default_factory=lambda: {"nvidia.com/gpucore": "nvidia.com/gpucores"}
     )
+    dialects: tuple[Dialect, ...] = ()
+    """Further names of the same shares, which keep their names at admission.
+
+    ``volcano``: ``volcano.sh/vgpu-number`` and its like; agents then describe their devices in the
+    annotations that Volcano reads.
+    """
     default_count: int = 1
     """Devices for a container that asks only for memory or compute.
 
@@ -147,8 +181,8 @@ def _limits_env(
         return env
     for i, share in soft:
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{i}"] = f"{share.memory_mib}m"
-        env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(share.core_pct)
-    env["CUDA_DEVICE_SM_LIMIT"] = str(soft[0][1].core_pct)
+        env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(0 if share.mode else share.core_pct)
+    env["CUDA_DEVICE_SM_LIMIT"] = env[f"CUDA_DEVICE_SM_LIMIT_{soft[0][0]}"]
     if context.region_file:
         env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = context.region_file
     if context.memory_oversubscribed:
@@ -160,6 +194,28 @@ def _limits_env(
     if shares.priority is not None:
         env[_PRIORITY_ENV] = str(shares.priority)
     return env
+
+
+def _mps_env(share: Share) -> dict[str, str]:
+    """Variables by which the client of a Multi-Process Service finds it and its limits.
+
+    The percentage is of multiprocessors. The container sees its device as number 0; the service
+    drops all limits of memory if one names a device that the client does not see.
+    """
+    return {
+        "CUDA_MPS_PIPE_DIRECTORY": MPS_DIRECTORY,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share.core_pct or FULL_PCT),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.memory_mib}M",
+    }
+
+
+def _mps_mounts(share: Share, context: RenderContext) -> tuple[BindMount, ...]:
+    """The pipes of the device's service, and the memory that it shares with its clients."""
+    places = ((f"{share.uuid}/pipe", MPS_DIRECTORY), ("shm", _MPS_SHM))
+    return tuple(
+        BindMount(host_path=f"{context.mps_dir}/{host}", container_path=path, read_only=False)
+        for host, path in places
+    )
 
 
 class Nvidia:
@@ -181,11 +237,24 @@ class Nvidia:
             aliases=dict(s.resource_aliases),
         )
         self._profile_by_name = _profile_names(s)
-        self._families = (
+        self._shared = (
             self._resources,
+            *(
+                replace(
+                    _DIALECTS[dialect],
+                    dialect_of=s.resource_count_name,
+                    memory_unit_mib=self._resources.memory_unit_mib,
+                )
+                for dialect in s.dialects
+            ),
+        )
+        """Names of shares, HAMi's first."""
+        self._families = (
+            *self._shared,
             *(ResourceNames(count=name) for name in self._profile_by_name),
         )
-        self._resources = replace(self._resources, others=tuple(self._profile_by_name))
+        dialects = (name for names in self._shared[1:] for name in sorted(names.all()))
+        self._resources = replace(self._resources, others=(*self._profile_by_name, *dialects))
 
     @property
     def resources(self) -> ResourceNames:
@@ -194,7 +263,7 @@ class Nvidia:
 
     @property
     def families(self) -> tuple[ResourceNames, ...]:
-        """The names of shares, and one name for each MIG profile of the settings."""
+        """The names of shares by dialect, and one name for each MIG profile of the settings."""
         return self._families
 
     @property
@@ -202,7 +271,10 @@ class Nvidia:
         """Limits are enforced by the in-container limiter, or by the MIG instance."""
         return Capability(
             memory_enforced="libvgpu, MIG",
-            compute_enforced="libvgpu, MIG",
+            compute_enforced="libvgpu, MPS, MIG",
+            memory_cap="from version 615",
+            memory_backed="libvgpu, in CUDA managed memory",
+            memory_recalled="hami-recall, with the driver's checkpoint functions",
             partitioned="the agent, through NVML (MIG)",
         )
 
@@ -212,7 +284,26 @@ class Nvidia:
             return ()
         own = {profile.name for profile in device.partitions} if device.mode == "mig" else set()
         names = (name for name, profile in self._profile_by_name.items() if profile in own)
-        return (self._resources.count, *names)
+        return (*(names.count for names in self._shared), *names)
+
+    def _names(self, container: ContainerView) -> ResourceNames:
+        """The set of names that the container uses; HAMi's if it uses none."""
+        if len(self._shared) == 1:
+            return self._resources
+        used: list[tuple[str, ResourceNames]] = []
+        for names in self._shared:
+            own = (names.count, names.memory, names.memory_percentage, names.cores)
+            found = next((one for one in own if self._value(container, one) is not None), None)
+            if found is not None:
+                used.append((found, names))
+        if len(used) > 1:
+            (first, _), (second, _) = used[:2]
+            raise RequestInvalid(
+                field=self._field(container, second),
+                problem=f"a container that uses {first} cannot use it too",
+                fix=f"use the names of {first.partition('/')[0]} only, or the others only",
+            )
+        return used[0][1] if used else self._resources
 
     def _value(self, container: ContainerView, name: str) -> str | None:
         """Text of a resource: limits first, then requests.
@@ -232,7 +323,7 @@ class Nvidia:
 
         ``None`` when the container requests none of them.
         """
-        r = self._resources
+        r = self._names(container)
         text = self._value(container, r.count)
         if text is not None:
             return parse_count(
@@ -246,47 +337,75 @@ class Nvidia:
         return None
 
     def _memory_mib(self, container: ContainerView) -> int | None:
-        text = self._value(container, self._resources.memory)
+        name = self._names(container).memory
+        text = self._value(container, name)
         if text is None:
             return None
         factor = max(1, self._settings.memory_factor)
-        where = self._field(container, self._resources.memory)
+        where = self._field(container, name)
         unit = "MiB" if factor == 1 else f"units of {factor} MiB"
         most = INT32_MAX // factor
         return parse_count(text, field=where, unit=unit, at_most=most, unit_mib=factor) * factor
 
     def _memory_pct(self, container: ContainerView) -> int | None:
-        text = self._value(container, self._resources.memory_percentage)
-        return (
-            None
-            if text is None
-            else parse_percent(
-                text, field=self._field(container, self._resources.memory_percentage)
-            )
-        )
+        name = self._names(container).memory_percentage
+        text = self._value(container, name)
+        return None if text is None else parse_percent(text, field=self._field(container, name))
 
     def _core_pct(self, container: ContainerView) -> int | None:
-        text = self._value(container, self._resources.cores)
+        name = self._names(container).cores
+        text = self._value(container, name)
+        where = self._field(container, name)
         return (
+            None if text is None else parse_count(text, field=where, unit="percent of one device")
+        )
+
+    def parse_priority(self, container: ContainerView) -> int | None:
+        """Task priority 0 (highest) … 7, from the resource or HAMi's variable.
+
+        Conflicting or invalid values are refused. A variable that names the default requests
+        nothing, because admission writes it where ``envFrom`` could set another one.
+        """
+        text = self._value(container, self._resources.priority)
+        by_resource = (
             None
             if text is None
             else parse_count(
                 text,
-                field=self._field(container, self._resources.cores),
-                unit="percent of one device",
+                field=self._field(container, self._resources.priority),
+                unit="priority levels",
+                at_most=MAX_PRIORITY,
             )
         )
+        by_variable = self._priority_of_variable(container)
+        if by_variable is None or by_variable == by_resource:
+            return by_resource
+        if by_resource is not None:
+            raise RequestInvalid(
+                field=f"container {container.name}: env {_PRIORITY_ENV}",
+                problem=f"{by_variable} contradicts {by_resource} in "
+                f"resources.limits[{self._resources.priority}]",
+                fix="remove the variable or write the same level in both",
+            )
+        return None if by_variable == DEFAULT_PRIORITY else by_variable
 
-    def parse_priority(self, container: ContainerView) -> int | None:
-        """Task priority 0 (highest) … 7."""
-        text = self._value(container, self._resources.priority)
-        if text is None:
+    @staticmethod
+    def _priority_of_variable(container: ContainerView) -> int | None:
+        """Level in the container's literal variable; ``None`` without one."""
+        found = [
+            variable.value or ""
+            for variable in container.env or []
+            if variable.name == _PRIORITY_ENV and variable.value_from is None
+        ]
+        if not found:
             return None
-        return parse_count(
-            text,
-            field=self._field(container, self._resources.priority),
-            unit="priority levels",
-            at_most=MAX_PRIORITY,
+        if set(found) <= {str(level) for level in range(MAX_PRIORITY + 1)} and len(set(found)) == 1:
+            return int(found[0])
+        written = ", ".join(repr(one) for one in found)
+        raise RequestInvalid(
+            field=f"container {container.name}: env {_PRIORITY_ENV}",
+            problem=f"{written} is not one task priority",
+            fix=f"write one number from 0 (highest) to {MAX_PRIORITY}, or remove the variable",
         )
 
     def parse_request(
@@ -305,7 +424,7 @@ class Nvidia:
         )
         self.parse_priority(container)
         if count is None and (memory or percent or cores):
-            raise without_count(container, self._resources.count)
+            raise without_count(container, self._names(container).count)
         if not count:
             return None
         if cores is None:
@@ -341,7 +460,7 @@ class Nvidia:
         }
         if not named:
             return None
-        own = self._resources
+        own = self._names(container)
         parts = (own.count, own.memory, own.memory_percentage, own.cores)
         others = [name for name in parts if self._value(container, name) is not None]
         first, *more = [*named, *others]
@@ -367,10 +486,11 @@ class Nvidia:
 
         Adds environment and warnings for a container that mentions one of our resources.
         """
-        r, s = self._resources, self._settings
+        s = self._settings
         limits, requests = container.limits(), container.requests()
-        if not r.all() & (limits.keys() | requests.keys()):
+        if not self._resources.all() & (limits.keys() | requests.keys()):
             return None
+        r = self._names(container)
         request = self.parse_request(container)
         where = f"container {container.name}"
         warnings: list[str] = []
@@ -381,16 +501,17 @@ class Nvidia:
                 f"{where} mentions {r.count} resources but asks for no device, so it gets none"
             )
             return ContainerChanges(warnings=tuple(warnings))
-        removed, removals = self._removed_env(container)
+        removed, removals = self._removed_env(container, request)
         removals += self._warnings_of_count(request, annotations, where)
         if request.profile:
             return ContainerChanges(
                 remove_env=removed, runtime_class=s.runtime_class, warnings=tuple(removals)
             )
         set_limits: dict[str, str] = {}
-        renamed = tuple(alias for alias in r.aliases if alias in limits or alias in requests)
+        aliases = self._resources.aliases
+        renamed = tuple(alias for alias in aliases if alias in limits or alias in requests)
         for alias in renamed:
-            target = r.aliases[alias]
+            target = aliases[alias]
             if target in limits or target in requests:
                 warnings.append(f"{where}: {alias} is ignored because {target} is given too")
             else:
@@ -430,23 +551,24 @@ class Nvidia:
     ) -> tuple[dict[str, str], tuple[str, ...], list[str]]:
         """Decide on the variable of the task priority, which the limiter reads without a limit.
 
-        Returns the variables to set, those to remove, and warnings. The user's variable counts as a
-        request, so bounds on task priorities apply to it.
+        Returns the variables to set, those to remove (``valueFrom``), and warnings.
         """
         name = self._resources.priority
         where = f"container {container.name}: env {_PRIORITY_ENV}"
-        found = [v.value for v in container.env or [] if v.name == _PRIORITY_ENV]
         warnings: list[str] = []
         priority = self.parse_priority(container)
-        levels = [str(level) for level in range(MAX_PRIORITY + 1) if level != DEFAULT_PRIORITY]
-        if priority is None and len(found) == 1 and found[0] in levels:
-            priority = int(found[0])
+        if priority is not None and self._value(container, name) is None:
             warnings.append(f"{where} is read as {name}; please write {name}")
-        wanted = str(DEFAULT_PRIORITY if priority is None else priority)
-        removed = tuple({_PRIORITY_ENV for value in found if value != wanted})
+        removed = tuple(
+            {
+                _PRIORITY_ENV
+                for variable in container.env or []
+                if variable.name == _PRIORITY_ENV and variable.value_from is not None
+            }
+        )
         if removed:
             warnings.append(f"{where} was removed; write {name} in resources.limits")
-        return {} if priority is None else {_PRIORITY_ENV: wanted}, removed, warnings
+        return {} if priority is None else {_PRIORITY_ENV: str(priority)}, removed, warnings
 
     def _limit_of_priority(self, container: ContainerView, env: dict[str, str]) -> dict[str, str]:
         """The task priority as a limit, when the user gave it as a variable only."""
@@ -467,12 +589,15 @@ class Nvidia:
         return [f"{where}: {what}; one CUDA process uses one of them: {advice}"]
 
     @staticmethod
-    def _removed_env(container: ContainerView) -> tuple[tuple[str, ...], list[str]]:
+    def _removed_env(
+        container: ContainerView, request: DeviceRequest
+    ) -> tuple[tuple[str, ...], list[str]]:
         """Variables that only the node may set, and a warning for each."""
+        prefixes = _NODE_ENV_PREFIXES + (() if request.exclusive else (_MPS_ENV_PREFIX,))
         names = tuple(
             variable.name
             for variable in container.env or []
-            if variable.name in _NODE_ENV or variable.name.startswith(_NODE_ENV_PREFIXES)
+            if variable.name in _NODE_ENV or variable.name.startswith(prefixes)
         )
         where = f"container {container.name}"
         return names, [f"{where}: env {name} is set by the node and was removed" for name in names]
@@ -492,15 +617,18 @@ class Nvidia:
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
         """Type, UUID, mode and NUMA constraints of the pod."""
         modes: tuple[str, ...] = ()
-        if mode_text := annotations.get(MODE, ""):
+        key = MODE
+        if "volcano" in self._settings.dialects and MODE not in annotations:
+            key = VOLCANO_MODE
+        if mode_text := annotations.get(key, ""):
             modes = tuple(
                 dict.fromkeys(mode for word, mode in _MODE_WORDS.items() if word in mode_text)
             )
             if not modes:
                 raise RequestInvalid(
-                    field=f"annotation {MODE}",
+                    field=f"annotation {key}",
                     problem=f"{shown(mode_text)} names no known mode",
-                    fix="write hami-core, mig or mps, or a list of these",
+                    fix="write hami-core, mig, timeslice or mps, or a list of these",
                 )
         numa_text = annotations.get(NUMA_BIND, "false").strip().lower()
         if numa_text not in ("true", "false", "1", "0", "t", "f"):
@@ -552,12 +680,12 @@ class Nvidia:
             else:
                 env |= {f"NVIDIA_{name.upper()}": "enabled" for name in self._settings.features}
         is_held_from_inside = not own or any(not share.profile for share in own)
-        return ContainerEdits(
-            env=env,
-            devices=nodes,
-            cdi_devices=cdi,
-            mounts=context.library_mounts if is_held_from_inside else (),
-        )
+        mounts = context.library_mounts if is_held_from_inside else ()
+        for share in own:
+            if share.mode == MPS_MODE:
+                env |= _mps_env(share)
+                mounts += _mps_mounts(share, context)
+        return ContainerEdits(env=env, devices=nodes, cdi_devices=cdi, mounts=mounts)
 
 
 def _nodes(pairs: Sequence[tuple[Share, Device]], context: RenderContext) -> tuple[DeviceNode, ...]:

@@ -28,12 +28,21 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
     priority: str = ""
     memory_unit_mib: int = 1
     """MiB in one unit of ``memory``; 0: it is a percentage of a device."""
+    memory_takes_bytes: bool = False
+    """A quantity of ``memory`` with letters (``4Gi``) is in bytes, not in units."""
     core_units: int = 100
     """Units of ``cores`` in one device."""
     aliases: dict[str, str] = {}
     """Accepted other name → the canonical name."""
     others: tuple[str, ...] = ()
     """Further names of the vendor, of its other count resources."""
+    dialect_of: str = ""
+    """Count resource of the family that these are other names for; both count under one quota."""
+
+    @property
+    def kind(self) -> str:
+        """The count resource, the same for all dialects of a family."""
+        return self.dialect_of or self.count
 
     def all(self) -> frozenset[str]:
         """Every name, aliases included."""
@@ -104,6 +113,8 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     library_log_level: str = ""
     core_policy: str = ""
     """``GPU_CORE_UTILIZATION_POLICY``; empty leaves it unset."""
+    mps_dir: str = ""
+    """Host directory with the Multi-Process Services of the node's devices."""
     library_mounts: tuple[BindMount, ...] = ()
     """The in-container limiter and its preload file; empty where none is installed."""
     handles: dict[str, dict[str, str]] = {}
@@ -144,6 +155,13 @@ class Capability(Struct, frozen=True, kw_only=True):
     memory_enforced: str = ""
     """Mechanism that enforces the memory limit; empty: none."""
     compute_enforced: str = ""
+    memory_cap: str = ""
+    """Vendor's driver that limits the memory of containers by their cgroups; empty: none does."""
+    memory_backed: str = ""
+    """Mechanism that keeps memory in the host which exceeds the device's; empty: none, so more
+    memory than the device has is never offered."""
+    memory_recalled: str = ""
+    """Mechanism that moves all memory of an idle container to the host; empty: none."""
     partitioned: str = ""
     """Component that divides hardware for a share; empty: none, or the hardware cannot be divided.
     """

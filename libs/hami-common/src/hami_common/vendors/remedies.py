@@ -41,7 +41,7 @@ _NVIDIA = Remedies(
     deny_uuids=(nvidia.NO_USE_UUID,),
     numa_bind=nvidia.NUMA_BIND,
     mode=nvidia.MODE,
-    modes=(("mig", "mig"), ("soft", "hami-core"), ("mps", "mps")),
+    modes=(("mig", "mig"), ("soft", "hami-core"), ("timeslice", "timeslice"), ("mps", "mps")),
 )
 _MODE_BY_VENDOR = {
     ascend.NAME: (ascend.MODE, (("soft", ascend.SOFT_WORD), (ascend.PART_MODE, ""))),

@@ -231,6 +231,7 @@ class ShareVendor(ABC):
                 memory_percentage=family.memory_percentage,
                 cores=family.cores,
                 memory_unit_mib=0 if family.memory_as_percent else family.unit_mib,
+                memory_takes_bytes=family.takes_bytes,
                 core_units=family.core_units,
             )
             for family in about.families

@@ -44,6 +44,7 @@ AUTHORITY = "hami-ca"
 SERVING = "hami-webhook-tls"
 BUS_SERVING = "hami-nats-tls"
 REGISTRY_SERVING = "hami-registry-tls"
+BIND_ADMISSION_SERVING = "hami-bind-admission-tls"
 AUTHORITY_BUNDLE = "hami-ca"
 """ConfigMap with the certificates of the CA, for clients of the services."""
 BUS_ACCOUNTS = "hami-bus-accounts"
@@ -78,6 +79,8 @@ class Installation(Struct, frozen=True, kw_only=True):
     """Service of NATS; empty: NATS is external."""
     registry: str = "hami-registry"
     """Service of the registry."""
+    bind_admission: str = "hami-bind-admission"
+    """Service at which the scheduler reviews Bindings, where that component is installed."""
     authority_valid: timedelta = timedelta(days=3650)
     serving_valid: timedelta = timedelta(days=90)
     renew_before: timedelta = timedelta(days=30)
@@ -277,6 +280,9 @@ async def _certificates(kube: KubeApi, installation: Installation, now: datetime
         servings[BUS_SERVING] = (installation.bus, "the bus servers' certificate")
     if installation.registry:
         servings[REGISTRY_SERVING] = (installation.registry, "the registry's certificate")
+    if installation.bind_admission:
+        what = "the scheduler's certificate for bind admission"
+        servings[BIND_ADMISSION_SERVING] = (installation.bind_admission, what)
     for name, (service, what) in servings.items():
         names = [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"]
         # NATS servers connect to each other by pod name, as clients.

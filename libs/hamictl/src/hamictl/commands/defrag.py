@@ -94,7 +94,7 @@ def defrag(  # noqa: PLR0917 - click passes them by name
     trials: int,
     format_: str,
 ) -> None:
-    """Plan the fewest moves of running pods that make a pod fit.
+    """Plan the fewest moves of pods that make a pod fit.
 
     A dry run: no pod is moved. Exits with 1 if there is no plan.
     """

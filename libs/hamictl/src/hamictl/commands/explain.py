@@ -21,11 +21,11 @@ from hami_common.apipath import api_path
 from hami_common.events.decision import DecisionRecord
 from hami_common.ports import KubeApi
 from hami_core.placement.reasons import DeviceVerdict
+from hami_core.planning.eligible import Document, excluded_nodes
 from hami_core.planning.whatif import Standing, standing
 from hami_core.replay.snapshot import Snapshot, load
 from hamictl import client, kube, options, output
 from hamictl.client import Allocation, Explanation
-from hamictl.eligible import Document, excluded_nodes
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
 

@@ -69,7 +69,7 @@ def devices(node: str, vendor: str, registry: str, format_: str) -> None:
     headings = ["NODE", "INDEX", "TYPE", "MEMORY MIB", "CORES %", "SLOTS", "STATUS"]
     is_wide = format_ == "wide"
     if is_wide:
-        headings += ["MODE", "NUMA", "UUID"]
+        headings += ["MODE", "OVERCOMMIT", "ISOLATION", "NUMA", "UUID"]
     rows = [_device(device, is_wide=is_wide) for device in answer.items]
     output.table(headings, rows, empty="No devices found.")
 
@@ -90,7 +90,8 @@ def _device(device: Device, *, is_wide: bool) -> list[object]:
         status,
     ]
     if is_wide:
-        row += [device.mode, "-" if device.numa is None else device.numa, device.uuid]
+        numa = "-" if device.numa is None else device.numa
+        row += [device.mode, device.overcommit or "-", device.isolation, numa, device.uuid]
     return row
 
 

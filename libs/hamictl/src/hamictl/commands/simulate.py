@@ -1,38 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hamictl simulate``: places the pods of manifests on a snapshot, under one or several policies.
+"""``hamictl simulate``: shows where pods would be placed, also with more nodes.
 
-Quotas and queues apply: those of the snapshot, or replacements for what-if questions.
+With a snapshot, the pods are placed here, under one or several policies; quotas and queues apply,
+those of the snapshot or replacements. Without one, a scheduler answers about its present state, and
+obeys node selectors, affinity and taints, which a snapshot does not contain.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from hami_common import documents
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.codec import UNDECODABLE
-from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
-from hami_common.pods import annotations as keys
-from hami_common.pods.podview import PodView
+from hami_common.model.request import PlacementPolicy, ScoringWeights
 from hami_common.vendors.catalog import Catalog, parse_policy
-from hami_core.ledger.podfacts import account_of
+from hami_core.ledger.ledger import Ledger
 from hami_core.planning import whatif
-from hami_core.planning.whatif import Outcome, Packing, packing
+from hami_core.planning.manifests import Rejected, read, uid_of
+from hami_core.planning.scaling import (
+    NODES_MOST,
+    AddNodes,
+    Fresh,
+    NodeTemplate,
+    Pods,
+    Unhelped,
+    add_nodes,
+    least_nodes,
+)
+from hami_core.planning.whatif import Governed, Outcome, Packing, packing
 from hami_core.quota import queues
 from hami_core.quota.accounts import QueueRow, QuotaRow
-from hami_core.quota.resourcequota import Asker, Quota, QuotaReader, count_resources
+from hami_core.quota.resourcequota import Quota, QuotaReader
+from hami_core.replay.questions import (
+    Cluster,
+    Scaled,
+    ScaleQuestion,
+    Simulated,
+    SimulateQuestion,
+    inventory_of,
+    template_for,
+    waiting,
+)
 from hami_core.replay.snapshot import Snapshot, load
-from hamictl import manifests, options, output, quotatables
+from hamictl import addnodes, client, manifests, options, output, quotatables
+from hamictl.addnodes import Added
 from hamictl.errors import EXIT_NO, InputRefused
-from hamictl.manifests import read_objects
+from hamictl.manifests import Manifest, read_objects
 from hamictl.snapshots import governed_by, read_snapshot
-
-_QOS_RESOURCES = ("cpu", "memory")
-"""Resources that determine a pod's quality of service class."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -44,12 +62,16 @@ class Rules(Struct, frozen=True, kw_only=True):
     """In place of all queues."""
 
 
-class Rejected(Struct, frozen=True, kw_only=True):
-    """A pod that admission would deny."""
+class Growth(Struct, frozen=True, kw_only=True):
+    """Nodes that exist in addition."""
 
-    namespace: str
-    pod: str
-    problem: str
+    template: str
+    nodes: int | None
+    """Number of added nodes, the least if none was asked for; null: more than ``searched``."""
+    searched: int
+    """Largest number that was tried."""
+    unhelped: tuple[Unhelped, ...] = ()
+    """Pods that no number of these nodes would place."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -68,6 +90,7 @@ class Result(Struct, frozen=True, kw_only=True):
     quotas: tuple[QuotaRow, ...] = ()
     """Limits of ResourceQuotas, and use after the simulation."""
     queues: tuple[QueueRow, ...] = ()
+    growth: Growth | None = None
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -77,14 +100,27 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@options.snapshot_file_option
+@click.option(
+    "--snapshot",
+    "snapshot_file",
+    type=click.Path(path_type=Path),
+    help="Snapshot file written by hamictl snapshot; without it, a scheduler's present state.",
+)
 @click.option(
     "--pods",
     "pod_files",
     type=click.Path(path_type=Path),
-    required=True,
     multiple=True,
-    help="Manifest of Pods, Deployments, StatefulSets, ReplicaSets or Jobs; may be repeated.",
+    help="Manifest of Pods, Deployments, StatefulSets, ReplicaSets or Jobs; may be repeated. "
+    "Without it: the pods that wait for a node.",
+)
+@click.option(
+    "--add-nodes",
+    "growth",
+    default="",
+    metavar="TEMPLATE[xN]",
+    help="Add N empty copies of a node, or of a template file; without N, the least number with "
+    "which no pod waits for devices.",
 )
 @click.option(
     "--policy",
@@ -106,25 +142,62 @@ class Comparison(Struct, frozen=True, kw_only=True):
     help="ResourceQuotas to add to the snapshot's; the same name replaces one.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 if a pod is refused.")
+@options.scheduler_option
 @options.format_option
-def simulate(  # noqa: PLR0917 - click passes them by name
-    snapshot_file: Path,
+def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
+    snapshot_file: Path | None,
     pod_files: tuple[Path, ...],
+    growth: str,
     policy: tuple[str, ...],
     queues_file: Path | None,
     quota_files: tuple[Path, ...],
     strict: bool,  # noqa: FBT001 - click passes flags so
+    scheduler: str,
     format_: str,
 ) -> None:
-    """Place pods on a snapshot and print where each would run.
+    """Print where pods would run, also with more nodes.
 
     Pods that do not fit are listed with their refusals and the closest fit.
     """
-    known = read_snapshot(snapshot_file)
-    pods = [found for path in pod_files for found in manifests.read_pods(path)]
-    policies = policies_of(policy, known.policy)
-    rules = rules_of(quota_files, queues_file)
-    results = tuple(place(known, pods, one, rules) for one in policies)
+    if snapshot_file is not None:
+        known = read_snapshot(snapshot_file)
+        pods = _read(pod_files)
+        if policy and not pods:
+            message = "--policy needs --pods: waiting pods have their policy"
+            raise InputRefused(message)
+        rules = rules_of(quota_files, queues_file)
+        added = addnodes.parse(growth, nodes_of(known)) if growth else None
+        try:
+            results = tuple(
+                place(known, pods, one, rules, added) for one in policies_of(policy, known.policy)
+            )
+        except RequestInvalid as error:
+            raise InputRefused(str(error)) from error
+        _show(results, format_)
+        refused = max(result.refused for result in results)
+    else:
+        if policy or queues_file or quota_files:
+            message = "--policy, --queues and --quotas need --snapshot"
+            raise InputRefused(message)
+        added = addnodes.parse(growth) if growth else None
+        live = ask_scheduler(scheduler, _read(pod_files), added)
+        if not output.structured(live, format_):
+            _show_pods(live)
+            _show_totals(live)
+        refused = live.refused
+    if strict and refused:
+        raise SystemExit(EXIT_NO)
+
+
+def _read(files: Sequence[Path]) -> list[Manifest]:
+    pods = [found for path in files for found in manifests.read_manifests(path)]
+    if files and not pods:
+        message = f"{', '.join(map(str, files))}: no pod; write at least one"
+        raise InputRefused(message)
+    return pods
+
+
+def _show(results: tuple[Result, ...], format_: str) -> None:
     first = results[0]
     is_one = len(results) == 1
     if not output.structured(first if is_one else Comparison(results=results), format_):
@@ -132,8 +205,26 @@ def simulate(  # noqa: PLR0917 - click passes them by name
             _show_result(first)
         else:
             _show_comparison(results)
-    if strict and any(result.refused for result in results):
-        raise SystemExit(EXIT_NO)
+
+
+def ask_scheduler(
+    scheduler: str, pods: Sequence[Manifest], added: Added | None
+) -> Simulated | Scaled:
+    """Return a scheduler's answer."""
+    sent = tuple(pod.document for pod in pods) or None
+    if added is not None and added.nodes is None:
+        least = ScaleQuestion(template=added.template, pods=sent)
+        return client.send(Scaled, scheduler, "/v1/whatif/scale", least)
+    add = None
+    if added is not None and added.nodes is not None:
+        add = AddNodes(template=added.template, nodes=added.nodes)
+    question = SimulateQuestion(pods=sent, add=add, fitting=False, explain=True)
+    return client.send(Simulated, scheduler, "/v1/whatif/simulate", question)
+
+
+def nodes_of(snapshot: Snapshot) -> set[str]:
+    """Return the names of a snapshot's nodes."""
+    return {known.node for known in inventory_of(snapshot)}
 
 
 def _show_comparison(results: tuple[Result, ...]) -> None:
@@ -159,7 +250,7 @@ def _show_comparison(results: tuple[Result, ...]) -> None:
     output.table(headings, rows, empty="")
 
 
-def _show_result(result: Result) -> None:
+def _show_pods(result: Result | Simulated | Scaled) -> None:
     rows = [
         [one.namespace, one.pod, one.node or "-", output.shares(one.containers) or "refused"]
         for one in result.pods
@@ -175,10 +266,34 @@ def _show_result(result: Result) -> None:
             click.echo(f"  closest fit: {change}")
     for refused in result.rejected:
         click.echo(f"\n{refused.namespace}/{refused.pod} would be refused: {refused.problem}")
+
+
+def _show_totals(result: Result | Simulated | Scaled) -> None:
     click.echo(
         f"\n{result.placed} placed, {result.refused} refused, "
         f"{result.without_devices} without devices"
     )
+    if isinstance(result, Scaled):
+        _show_growth(result)
+    elif isinstance(result, Simulated):
+        if result.added:
+            click.echo(f"With {len(result.added)} added nodes.")
+    elif result.growth is not None:
+        _show_growth(result.growth)
+
+
+def _show_growth(growth: Growth | Scaled) -> None:
+    if growth.nodes is None:
+        click.echo(f"More than {growth.searched} nodes like {growth.template} would be needed.")
+    else:
+        click.echo(f"Nodes like {growth.template} to add: {growth.nodes}")
+    for one in growth.unhelped:
+        click.echo(f"  no such node helps {one.namespace}/{one.pod}: {one.reason}")
+
+
+def _show_result(result: Result) -> None:
+    _show_pods(result)
+    _show_totals(result)
     rows = [
         [f"{one.devices_used}/{one.devices}", f"{one.used_devices_full:.0%}", f"{one.stranded:.0%}"]
         for one in (result.before, result.after)
@@ -271,70 +386,83 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
     return Rules(quotas=tuple(quotas), tree=tree)
 
 
-def asker_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Asker:
-    """Return the quota account of a manifest's pod; ``names`` as of ``count_resources``."""
-    if not pod.status.qos_class:
-        asked = {
-            name
-            for _, container in pod.containers_in_order()
-            for name in (*container.limits(), *container.requests())
-        }
-        if asked.isdisjoint(_QOS_RESOURCES):
-            pod = replace(pod, status=replace(pod.status, qos_class="BestEffort"))
-    return Asker(account=account_of(pod, names), wish=pod.labels().get(keys.QUEUE_LABEL, ""))
-
-
 def place(
     snapshot: Snapshot,
-    pods: list[PodView],
+    pods: Sequence[Manifest],
     policy: PlacementPolicy,
     rules: Rules | None = None,
+    added: Added | None = None,
 ) -> Result:
-    """Place every pod, in order."""
-    catalog = Catalog.from_settings()
-    names = count_resources(catalog)
-    askers: dict[str, Asker] = {}
-    requests: list[PodRequest] = []
-    rejected: list[Rejected] = []
-    plain = 0
-    for number, pod in enumerate(pods):
-        try:
-            request = catalog.parse_pod(pod, defaults=policy)
-        except RequestInvalid as error:
-            namespace = pod.metadata.namespace or "default"
-            rejected.append(
-                Rejected(namespace=namespace, pod=pod.metadata.name, problem=str(error))
-            )
-            continue
-        if request is None:
-            plain += 1
-        else:
-            request = replace(request, uid=f"whatif-{number}")
-            askers[request.uid] = asker_of(pod, names)
-            requests.append(request)
-    ledger = load(snapshot)
-    governed = governed_by(snapshot, askers)
-    if rules is not None:
-        for quota in rules.quotas:
-            governed.quota.put_quota(quota)
-        if rules.tree is not None:
-            governed.quota.set_tree(rules.tree)
-    exact = snapshot.exact
-    inventory = snapshot.devices if exact is None else exact.inventory.devices
-    devices = [(known.node, device) for known in inventory for device in known.devices]
-    before = packing(ledger, devices, requests)
-    outcomes = tuple(whatif.simulate(ledger, requests, now_s=snapshot.time_s, governed=governed))
+    """Place every pod, in order; without pods those that wait in the snapshot."""
+    if pods:
+        views = [pod.view for pod in pods]
+        requested = read(views, Catalog.from_settings(), policy)
+    else:
+        requested = waiting(snapshot)
+
+    def fresh() -> tuple[Ledger, Governed]:
+        governed = governed_by(snapshot, requested.askers)
+        if rules is not None:
+            for quota in rules.quotas:
+                governed.quota.put_quota(quota)
+            if rules.tree is not None:
+                governed.quota.set_tree(rules.tree)
+        return load(snapshot), governed
+
+    wanted = Pods(
+        requests=requested.requests,
+        documents={uid_of(number): pod.document for number, pod in enumerate(pods)},
+    )
+    ledger, governed = fresh()
+    devices = [(one.node, device) for one in inventory_of(snapshot) for device in one.devices]
+    excluded, growth = wanted.excluded, None
+    before = packing(ledger, devices, requested.requests)
+    if added is not None:
+        template = template_for(added.template, snapshot, Cluster(nodes=()))
+        growth = _growth(fresh, wanted, template, added.nodes, now_s=snapshot.time_s)
+        names, excluded = add_nodes(ledger, template, growth.searched, wanted)
+        devices += [
+            (name, device)
+            for name in names
+            for one in template.inventories(name)
+            for device in one.devices
+        ]
+    outcomes = tuple(
+        whatif.simulate(
+            ledger,
+            requested.requests,
+            now_s=snapshot.time_s,
+            governed=governed,
+            excluded=excluded,
+        )
+    )
     placed = sum(1 for outcome in outcomes if outcome.node)
     return Result(
         snapshot_id=snapshot.snapshot_id,
         policy=policy,
         placed=placed,
-        refused=len(outcomes) - placed + len(rejected),
-        without_devices=plain,
+        refused=len(outcomes) - placed + len(requested.rejected),
+        without_devices=requested.without_devices,
         before=before,
-        after=packing(ledger, devices, requests),
+        after=packing(ledger, devices, requested.requests),
         pods=outcomes,
-        rejected=tuple(rejected),
+        rejected=requested.rejected,
         quotas=tuple(governed.quota.quota_rows()),
         queues=tuple(governed.quota.queue_rows()),
+        growth=growth,
+    )
+
+
+def _growth(
+    fresh: Fresh, pods: Pods, template: NodeTemplate, nodes: int | None, *, now_s: float
+) -> Growth:
+    """Return the number of nodes that is asked for, or the least one."""
+    if nodes is not None:
+        return Growth(template=template.name, nodes=nodes, searched=nodes)
+    found = least_nodes(fresh, pods, template, most=NODES_MOST, now_s=now_s)
+    return Growth(
+        template=template.name,
+        nodes=found.nodes,
+        searched=found.searched,
+        unhelped=found.unhelped,
     )

@@ -12,7 +12,7 @@ from hamictl import client, options
 @options.scheduler_option
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def snapshot(scheduler: str, file: Path) -> None:
-    """Save a scheduler's state to a file, for simulate and defrag."""
+    """Save a scheduler's state, for simulate and defrag."""
     body = client.fetch(scheduler, "/v1/snapshot")
     file.write_bytes(body)
     click.echo(f"{file}: {len(body)} bytes")
