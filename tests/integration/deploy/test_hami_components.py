@@ -17,6 +17,7 @@ import yaml
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.runtime.settings import load
+from hami_common.vendors.catalog import Catalog
 from hami_scheduler.settings import Settings
 from hami_sim.apiserver.cel import Program
 from hami_sim.kubernetes.programs import KUBECTL
@@ -156,4 +157,5 @@ def test_webhook_trusts_the_accounts_that_the_policy_does(
         ("system:serviceaccount:team-a:hami-device-plugin", False),
     ):
         views = (msgspec.convert(one, PodView) for one in (old, new))
-        assert validate_update(*views, user=user, policy=policy).allowed is is_allowed
+        verdict = validate_update(*views, user=user, policy=policy, catalog=Catalog.from_settings())
+        assert verdict.allowed is is_allowed

@@ -19,6 +19,7 @@ from hami_nodeagent.drivers.reader import ToolSettings
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell import agentdevices
 from hami_sim.kubernetes.programs import KUBECTL
+from hami_webhook.settings import Settings as WebhookSettings
 from tests.cluster.needs import control_plane_or_skip
 
 KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
@@ -202,6 +203,58 @@ def test_nvidias_agent_runs_without_cdi(tmp_path: Path, also: tuple[str, ...]) -
         if one["kind"] == "Namespace" and one["metadata"]["name"] == "hami-agents"
     )
     assert namespace["metadata"]["labels"]["hami.io/device-environment"] == "allowed"
+
+
+def test_nvidias_agent_may_limit_the_memory_of_cgroups(tmp_path: Path) -> None:
+    pod = agent_of(daemon_sets(render(tmp_path, "nvidia", "nvidia-memory-cap")), "nvidia")
+    agent = pod["template"]["spec"]["containers"][0]
+    assert "SYS_ADMIN" in agent["securityContext"]["capabilities"]["add"]
+    root = Settings(node_name="node-a").drivers.nvidia.cgroup_root
+    (mount,) = (one for one in agent["volumeMounts"] if one["mountPath"] == root)
+    (volume,) = (one for one in pod["template"]["spec"]["volumes"] if one["name"] == mount["name"])
+    assert volume["hostPath"]["path"] == root
+
+
+def test_nvidias_agent_may_run_multi_process_services(tmp_path: Path) -> None:
+    pod = agent_of(daemon_sets(render(tmp_path, "nvidia", "nvidia-mps")), "nvidia")
+    agent, spec = pod["template"]["spec"]["containers"][0], pod["template"]["spec"]
+    place = Settings(node_name="node-a").drivers.nvidia.mps_dir
+    paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    mounts = {one["mountPath"]: paths.get(one["name"]) for one in agent["volumeMounts"]}
+    assert mounts[place] == place
+    assert mounts["/dev/shm"] == f"{place}/shm"
+    assert {"SETUID", "SETGID"} <= set(agent["securityContext"]["capabilities"]["add"])
+
+
+def test_recall_changes_the_agent_of_nvidia_by_its_memory_only(tmp_path: Path) -> None:
+    plain = agent_of(daemon_sets(render(tmp_path, "nvidia")), "nvidia")
+    documents = render(tmp_path, "nvidia", "recall")
+    changed = agent_of(daemon_sets(documents), "nvidia")
+    agent = changed["template"]["spec"]["containers"][0]
+    assert agent["resources"]["limits"]["memory"] == "1Gi"
+    agent["resources"]["limits"]["memory"] = plain["template"]["spec"]["containers"][0][
+        "resources"
+    ]["limits"]["memory"]
+    assert changed == plain
+    (role,) = (
+        one
+        for one in documents
+        if one["metadata"]["name"] == "hami-nodeagent-recall" and one["kind"] == "ClusterRole"
+    )
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}
+    ]
+
+
+def test_recall_has_the_webhook_raise_memory_limits(tmp_path: Path) -> None:
+    (webhook,) = (
+        one
+        for one in render(tmp_path, "nvidia", "recall")
+        if one["kind"] == "Deployment" and one["metadata"]["name"] == "hami-webhook"
+    )
+    env = webhook["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "HAMI_WEBHOOK_POLICY__ADD_RECALL_MEMORY", "value": "true"} in env
+    assert not WebhookSettings().policy.add_recall_memory
 
 
 def test_both_daemon_sets_of_nvidia_run_on_nodes_with_hamis_label(tmp_path: Path) -> None:
