@@ -57,10 +57,10 @@ lint-fix:
 lint:
     ruff check --output-format concise .
 
-# bugs and races in the C sources of the limiter, by native/libvgpu/.clang-tidy
+# bugs and races in the C sources of the node, by native/.clang-tidy
 [group('gate')]
 tidy:
-    git ls-files -z 'native/libvgpu/src/*.c' | xargs -0 -n 8 -P "$(nproc)" --no-run-if-empty sh -c 'clang-tidy --quiet "$@" -- -std=c11 -D_GNU_SOURCE' clang-tidy
+    git ls-files -z 'native/*/src/*.c' | xargs -0 -n 8 -P "$(nproc)" --no-run-if-empty sh -c 'clang-tidy --quiet "$@" -- -std=c11 -D_GNU_SOURCE' clang-tidy
 
 # types, strict, tests included
 [group('gate')]
@@ -153,6 +153,12 @@ sbom *args:
 [no-exit-message]
 bench name *args:
     @shift; python -m "tests.bench.{{ name }}" "$@"
+
+# validate limiter and agent on this machine's GPU: [--fake [--fault]] [--json FILE] [--list] [ID…]
+[group('test')]
+[no-exit-message]
+gpu *args:
+    @python3 tests/gpu/run.py "$@"
 
 # a real control plane, or a cluster of one node: up [--node] | install | down | status | build
 [group('test')]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds libvgpu.so, the limiter, and prints its path as the last line.
+"""Builds libvgpu.so, the limiter, or hami-recall, the agent's helper; prints its path last.
 
 Output goes to build/native/<variant>-<digest>/, the digest being that of sources, flags and
 compiler: unchanged input builds nothing, two builders at once cannot disturb each other, and a
 process keeps the file that it has mapped. Variants other than `release` are for tests.
 
-    python tools/build_native.py [--variant release|debug|asan|ubsan|tsan] [--root DIR] [--out DIR]
+    python tools/build_native.py [--artifact libvgpu|hami-recall]
+        [--variant release|debug|asan|ubsan|tsan] [--root DIR] [--out DIR]
 """
 
 import argparse
@@ -20,7 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "libvgpu.so"
+HELPER = "hami-recall"
 SOURCES = ROOT / "native/libvgpu/src"
+HELPER_SOURCES = ROOT / "native/hami-recall/src"
 EXPORTS = ROOT / "native/libvgpu/libvgpu.map"
 DEFAULT_OUT = ROOT / "build/native"
 
@@ -39,6 +42,7 @@ LINK = (
 """Symbolic: calls of a hook bind to this library, even if another preloaded library defines its
 name.
 """
+HELPER_LINK = ("-pie", "-Wl,-z,relro", "-Wl,-z,now", "-ldl")
 FLAGS_BY_VARIANT = {
     "release": ("-O2", "-g1", "-DNDEBUG"),
     "debug": ("-O1", "-g"),
@@ -59,10 +63,10 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "cc"))
 
 
-def digest(flags: list[str]) -> str:
+def digest(flags: list[str], sources: Path = SOURCES) -> str:
     """Digest of every input of a build."""
     summary = hashlib.sha256(shlex.join([*compiler(), *flags, *LINK]).encode())
-    inputs = [path for suffix in ("c", "h", "def") for path in SOURCES.glob(f"*.{suffix}")]
+    inputs = [path for suffix in ("c", "h", "def") for path in sources.glob(f"*.{suffix}")]
     inputs += [EXPORTS, Path(__file__)]
     for path in sorted(inputs):
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -95,6 +99,22 @@ def build(variant: str = "release", out: Path = DEFAULT_OUT, root: str = "") -> 
     return target
 
 
+def build_helper(variant: str = "release", out: Path = DEFAULT_OUT) -> Path:
+    """Build hami-recall unless it exists, and return it."""
+    language = ("-std=c11", "-D_GNU_SOURCE", "-fPIE", "-fstack-protector")
+    flags = [*language, *WARNINGS, *FLAGS_BY_VARIANT[variant]]
+    target = out / f"{variant}-{digest(flags, HELPER_SOURCES)}" / HELPER
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        fresh = Path(scratch) / HELPER
+        sources = map(str, sorted(HELPER_SOURCES.glob("*.c")))
+        subprocess.run([*compiler(), *flags, "-o", str(fresh), *sources, *HELPER_LINK], check=True)
+        fresh.replace(target)
+    return target
+
+
 def _compile(source: Path, scratch: Path, flags: list[str]) -> Path:
     built = scratch / f"{source.stem}.o"
     if source.name in EARLY:
@@ -105,16 +125,20 @@ def _compile(source: Path, scratch: Path, flags: list[str]) -> Path:
 
 def main() -> int:
     """Build and print; on a compiler failure exit with the compiler's output and code."""
-    parser = argparse.ArgumentParser(description="Build the limiter, libvgpu.so.")
+    parser = argparse.ArgumentParser(description="Build the limiter or the agent's helper.")
+    parser.add_argument("--artifact", choices=("libvgpu", HELPER), default="libvgpu")
     parser.add_argument("--variant", choices=sorted(FLAGS_BY_VARIANT), default="release")
     parser.add_argument("--root", default="", help="where tests keep /etc/hami and /run/hami")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory for all builds")
     arguments = parser.parse_args()
     try:
-        library = build(arguments.variant, arguments.out, arguments.root)
+        if arguments.artifact == HELPER:
+            built = build_helper(arguments.variant, arguments.out)
+        else:
+            built = build(arguments.variant, arguments.out, arguments.root)
     except subprocess.CalledProcessError as error:
         return error.returncode
-    sys.stdout.write(f"{library}\n")
+    sys.stdout.write(f"{built}\n")
     return 0
 
 

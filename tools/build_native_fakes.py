@@ -40,6 +40,7 @@ CUDA_PARTS = (
     "names",
     "rest",
     "blocks",
+    "checkpoint",
     "memory",
     "pool",
     "vmm",
@@ -48,12 +49,13 @@ CUDA_PARTS = (
     "graph",
 )
 FILES_BY_LIBRARY = {
-    NVML: ("nvml.c", "mig.c", "state.c", "card.c"),
+    NVML: ("nvml.c", "mig.c", "limits.c", "gpm.c", "state.c", "card.c"),
     CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
 }
 FILES_BY_PROGRAM = {
     "drive": ("programs/drive.c", "programs/calls.c", "programs/nvml_view.c"),
     "bench": ("programs/bench.c", "programs/calls.c"),
+    "threads": ("programs/threads.c", "programs/calls.c"),
     "storm": (
         *("property/storm.c", "property/worker.c", "programs/calls.c", "programs/nvml_view.c"),
         "fakedrv/card.c",

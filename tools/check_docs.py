@@ -60,6 +60,7 @@ MODULE_BY_RECIPE = {
     "build": "tools.build_{}",
     "pin-images": "tools.pin_images",
     "sbom": "tools.sbom",
+    "gpu": "tests.gpu.runner",
 }
 BARE_WORDS = 3
 """``kubectl describe pod`` names a command, ``kubectl describe pod web`` is one."""
@@ -141,6 +142,14 @@ FATES = (
     Fate(
         pattern=r"\./dev fuzz.*",
         run_by=("tests/attack/test_fuzz.py", "attack\\(target, SEED, target.few"),
+    ),
+    Fate(
+        pattern=r"\./dev gpu --fake( --fault)?",
+        run_by=("tests/native/test_gpu_suite.py", r"run_check\(bench, check, is_faulty=True"),
+    ),
+    Fate(
+        pattern=r"(\./dev gpu|python3 tests/gpu/run\.py).*",
+        why_not="needs a GPU; tests/native/test_gpu_suite.py runs the checks on the fake driver",
     ),
     Fate(pattern=r"\./dev bench .*", why_not="measures for minutes and wants a quiet machine"),
     Fate(
@@ -472,7 +481,7 @@ def toml_problem(text: str) -> str:
     except tomllib.TOMLDecodeError as error:
         return str(error)
     try:
-        if tree.keys() <= {"defaults", "rules", "allow_stranded"}:
+        if tree.keys() <= set(device_config.DeviceConfig.__struct_fields__):
             device_config.parse(text.encode(), name="devices.toml")
             return ""
         if tree.keys() == {"queue"}:
@@ -509,10 +518,14 @@ def yaml_problem(text: str) -> str:
     return next(filter(None, (_document_problem(one) for one in documents)), "")
 
 
-CATALOG = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(mig_profiles=PROFILES)))
+CATALOG = Catalog.from_settings(
+    VendorSettings(nvidia=NvidiaSettings(mig_profiles=PROFILES, dialects=("volcano",)))
+)
 OTHER_KINDS = frozenset({"ConfigMap", "Kustomization", "Component", "PriorityClass", "Namespace"})
-FRAGMENTS = frozenset({"images", "components", "patches", "scrape_configs"})
-"""Keys of kustomizations and of Prometheus' configuration."""
+FRAGMENTS = frozenset(
+    {"images", "components", "patches", "scrape_configs", "actions", "tiers"},
+)
+"""Keys of kustomizations, and of the configurations of Prometheus and Volcano's scheduler."""
 
 
 def _document_problem(document: dict[str, Any]) -> str:
@@ -535,11 +548,27 @@ def _pod_of(document: dict[str, Any]) -> dict[str, Any]:
         document = {"spec": {"containers": [document]}}
     containers = document.get("spec", {}).get("containers")
     if not containers:
+        containers = [{"resources": one} for one in _resources_in(document.get("spec", {}))]
+        document = {"spec": {}}
+    if not containers:
         return {}
     filled = [{"name": f"c{i}", "image": "app", **one} for i, one in enumerate(containers)]
     metadata = {"name": "shown", **document.get("metadata", {})}
     spec = {**document["spec"], "containers": filled}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _resources_in(found: object) -> Iterator[dict[str, Any]]:
+    """Yield the resources of containers inside an operator's object, whatever its schema."""
+    if isinstance(found, list):
+        for one in found:
+            yield from _resources_in(one)
+    elif isinstance(found, dict):
+        for key, value in found.items():
+            if key in {"resources", "resourcesPerNode"}:
+                yield value
+            else:
+                yield from _resources_in(value)
 
 
 def _pod_problem(pod: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("default interfaces in docs/drivers.md, from the drivers", "tools/gen_drivers.py"),
     ("facts in docs/vendors/, from vendors, drivers and examples", "tools/gen_vendor_pages.py"),
     ("docs/proof.md, from tests/proof.toml, the tests and docs/gpu/", "tools/gen_proof.py"),
+    ("checks and results in docs/gpu.md, from tests/gpu/ and docs/gpu/", "tools/gen_gpu.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("tables of docs/settings.md, from the settings", "tools/gen_settings.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
@@ -28,7 +29,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("dashboards and rules in deploy/kustomize/components/", "tools/gen_monitoring.py"),
     ("the command table of docs/hamictl.md, from hamictl's help", "tools/gen_hamictl.py"),
     ("the tables of docs/import.md, from hamictl's table of HAMi's keys", "tools/gen_import.py"),
-    ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
+    ("the services' OpenAPI documents, from their operations", "tools/gen_openapi.py"),
     ("tested releases in docs/install.md, from the matrix of the tests", "tools/gen_releases.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )

@@ -151,6 +151,19 @@ CLUSTER: Final[tuple[Panel, ...]] = (
 
 NODE: Final[tuple[Panel, ...]] = (
     (
+        "Overcommitted memory in the host, by device",
+        "timeseries",
+        "bytes",
+        (
+            (
+                "hami_overcommit_spilled_bytes and on (device_uuid) "
+                + devices("hami_gpu_memory_limit_bytes", NODES),
+                "{{device_uuid}}",
+            ),
+            (f"hami_overcommit_host_headroom_bytes{{{NODES}}}", "headroom of {{node}}"),
+        ),
+    ),
+    (
         "Memory given out, by device",
         "timeseries",
         "percentunit",

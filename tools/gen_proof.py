@@ -70,7 +70,8 @@ class Check(Struct, frozen=True, kw_only=True):
     """One check of a run; further fields are measurements."""
 
     check: str
-    verdict: Literal["pass", "fail", "skip"]
+    verdict: Literal["pass", "fail", "skipped"]
+    reason: str = ""
 
 
 class Run(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ MEANING = {
     "TRACKED": "ends, moves or prepares what is counted",
     "THROTTLED": "starts device work: waits for the compute budget",
     "VIEWED": "answers with the container's figures",
+    "TOUCHED": "uses existing memory: waits while the container is parked",
     "RESOLVED": "hands out functions: the driver's answer is replaced by its hook",
 }
 

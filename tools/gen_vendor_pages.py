@@ -95,8 +95,19 @@ def _enforced(can: Capability) -> str:
     for resource, by in (("memory", can.memory_enforced), ("compute", can.compute_enforced)):
         rows.append(f"| {resource} | {by or '**nothing**: accounted, but not limited'} |")
     divided = can.partitioned or "not supported"
+    if can.memory_cap:
+        rows.append(f"| memory, beside it | the driver, per cgroup ({can.memory_cap}) |")
+    backed = can.memory_backed or "never; nothing keeps the excess in the host"
+    if can.memory_recalled:
+        backed += f"; of idle containers: {can.memory_recalled}"
     return "\n".join(
-        (*rows, "", f"- Hardware partitioning: {divided}.", f"- Hardware: {can.hardware_status}.")
+        (
+            *rows,
+            "",
+            f"- Hardware partitioning: {divided}.",
+            f"- Memory overcommit: {backed}.",
+            f"- Hardware: {can.hardware_status}.",
+        )
     )
 
 

@@ -4,6 +4,8 @@
 import sys
 from pathlib import Path
 
+from hami_common.model.isolation import EXCLUSIVE, PROPERTIES, Isolation, isolation_of
+from hami_common.model.request import NAMED_MODES
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.enflame import EnflameSettings
 from hami_common.vendors.protocol import ResourceNames, Vendor
@@ -37,6 +39,29 @@ def capabilities(vendors: tuple[Vendor, ...]) -> str:
             can.hardware_status if can.hardware_tested else "",
         )
         rows.append(f"| {' | '.join(cells)} |".replace("|  ", "| "))
+    return "\n".join(rows)
+
+
+def isolation(vendors: tuple[Vendor, ...]) -> str:
+    """Grades of each class, with the vendors whose shares are of it."""
+    owners: dict[Isolation, list[str]] = {EXCLUSIVE: ["all"]}
+    for vendor in vendors:
+        can = vendor.capability
+        ways = [("", False, False)]
+        ways += [("", False, True)] if can.memory_cap else []
+        ways += [("", True, False)] if can.partitioned else []
+        ways += [(mode, False, False) for mode in sorted(NAMED_MODES)]
+        for mode, divided, memory_cap in ways:
+            found = isolation_of(
+                vendor.name, divided=divided, exclusive=False, mode=mode, memory_cap=memory_cap
+            )
+            owners.setdefault(found, [])
+            if vendor.name not in owners[found]:
+                owners[found].append(vendor.name)
+    rows = [f"| class | {' | '.join(PROPERTIES)} | vendors |", f"|{' --- |' * 6}"]
+    for one, names in owners.items():
+        grades = " | ".join(getattr(one, name) for name in PROPERTIES)
+        rows.append(f"| `{one.name}` | {grades} | {', '.join(names)} |")
     return "\n".join(rows)
 
 
@@ -83,6 +108,7 @@ def main() -> int:
     vendors = Catalog.from_settings().vendors
     text = TARGET.read_text(encoding="utf-8")
     wanted = replaced(text, "capabilities", capabilities(vendors))
+    wanted = replaced(wanted, "isolation", isolation(vendors))
     wanted = replaced(wanted, "resources", resources(vendors))
     if "--check" in sys.argv[1:]:
         return 0 if wanted == text else 1

@@ -25,6 +25,7 @@ SETS: tuple[tuple[str, str | None], ...] = (
     ("runtime", None),
     ("dev", "runtime"),
     ("bootstrap", "dev"),
+    ("frameworks", "runtime"),
 )
 """Each set with the one whose versions it must share, in the order of compilation."""
 

@@ -15,9 +15,9 @@ A gate is a recipe of the justfile's group "gate". A tier is one pytest run over
 run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
 because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. They run on the newest release of
-``tests.cluster.releases``. Where one is required, HAMi is also installed from its images. With
-HAMI_ALL_RELEASES=1 older releases run what their role says. The summary also names the versions of
-the tested platform. The last line counts tests, with failed gates among the failures.
+``tests.cluster.releases``. Where one is required, older releases run what their role says, and HAMi
+is installed from its images. The summary also names the versions of the tested platform. The last
+line counts tests, with failed gates among the failures.
 
 Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
 passes then is reported as "flaked", by name, with its first failure printed above. More than
@@ -58,8 +58,6 @@ REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
 OLDER = "older-real"
 """The tests of an older release of Kubernetes."""
-ALL_RELEASES = "HAMI_ALL_RELEASES"
-"""Variable that adds these tests to a whole run."""
 DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
@@ -148,8 +146,7 @@ def main(arguments: list[str]) -> int:
         tiers.append(_run_real(problem))
         if release is None and required:
             tiers.append(_run_tier(INSTALL, plane="real", without="long"))
-        if release is None and os.environ.get(ALL_RELEASES) == "1":
-            tiers += _run_older(required=required)
+            tiers += _run_older()
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
     _print_skips(tiers)
@@ -233,12 +230,15 @@ def _run_gate(name: str) -> Outcome:
 def _provide_cluster(release: str | None, *, required: bool) -> str:
     """Export the path of the real control plane's programs; else return the reason.
 
-    ``required`` also builds the container runtime of the tests of a real node.
+    ``required`` also builds the container runtime of the tests of a real node, Kueue and
+    Volcano.
     """
     try:
         found = build.build(release) if required else build.find(release)
         if required:
             build.containerd()
+            build.kueue()
+            build.volcano()
     except build.BuildFailed as error:
         return f"the real control plane could not be built: {error}"
     if found is None:
@@ -261,7 +261,7 @@ def _missing(name: str, problem: str) -> Outcome:
     return Outcome(name=name, skipped=1, skip_reasons=Counter({problem: 1}))
 
 
-def _run_older(*, required: bool) -> list[Outcome]:
+def _run_older() -> list[Outcome]:
     """Run the tests of all releases but the newest, each on its own control plane."""
     outcomes = []
     newest = os.environ.get(build.VARIABLE)
@@ -270,7 +270,7 @@ def _run_older(*, required: bool) -> list[Outcome]:
             msg = f"Kubernetes {release.name}: an older release runs in {Role.DEVICE_PLUGIN}"
             raise ValueError(msg)
         name = f"real-{release.name}"
-        problem = _provide_cluster(release.name, required=required)
+        problem = _provide_cluster(release.name, required=True)
         if problem:
             outcomes.append(_missing(name, problem))
             continue

@@ -92,9 +92,21 @@ class _EventData:
     eventData: int
     gpuInstanceId: int
 
+class c_nvmlSetMemoryLimits_v1_t:
+    nameSpace: bytes
+    softLimit: int
+    hardLimit: int
+
+class c_nvmlGetMemoryLimits_v1_t:
+    nameSpace: bytes
+    softLimit: int
+    hardLimit: int
+    currentUsed: int
+
 class _Attributes:
     multiprocessorCount: int
 
+NVML_DEVICE_MEMORY_LIMIT_MAX: int
 NVML_NVLINK_MAX_LINKS: int
 NVML_NVLINK_DEVICE_TYPE_GPU: int
 NVML_NVLINK_DEVICE_TYPE_SWITCH: int
@@ -144,6 +156,12 @@ def nvmlDeviceGetPciInfo(handle: c_nvmlDevice_t) -> _PciInfo: ...
 def nvmlDeviceGetMemoryInfo(handle: c_nvmlDevice_t, version: int | None = ...) -> _Memory: ...
 def nvmlDeviceGetCudaComputeCapability(handle: c_nvmlDevice_t) -> tuple[int, int]: ...
 def nvmlDeviceGetAttributes(device: c_nvmlDevice_t) -> _Attributes: ...
+def nvmlDeviceSetMemoryLimits_v1(
+    device: c_nvmlDevice_t, limits: c_nvmlSetMemoryLimits_v1_t
+) -> None: ...
+def nvmlDeviceGetMemoryLimits_v1(
+    device: c_nvmlDevice_t, limits: c_nvmlGetMemoryLimits_v1_t
+) -> None: ...
 def nvmlDeviceGetMigMode(device: c_nvmlDevice_t) -> list[int]: ...
 def nvmlDeviceSetMigMode(device: c_nvmlDevice_t, mode: int) -> int: ...
 def nvmlDeviceGetRemappedRows(device: c_nvmlDevice_t) -> tuple[int, int, int, int]: ...
@@ -218,10 +236,14 @@ def nvmlDeviceGetGpuInstanceById(
 
 NVML_GPM_METRICS_GET_VERSION: int
 NVML_GPM_METRIC_GRAPHICS_UTIL: int
+NVML_GPM_METRIC_DRAM_BW_UTIL: int
+NVML_GPM_METRIC_PCIE_TX_PER_SEC: int
+NVML_GPM_METRIC_PCIE_RX_PER_SEC: int
 
 def nvmlGpmQueryDeviceSupport(device: c_nvmlDevice_t) -> _GpmSupport: ...
 def nvmlGpmSampleAlloc() -> c_nvmlGpmSample_t: ...
 def nvmlGpmSampleFree(gpmSample: c_nvmlGpmSample_t) -> None: ...
+def nvmlGpmSampleGet(device: c_nvmlDevice_t, gpmSample: c_nvmlGpmSample_t) -> c_nvmlGpmSample_t: ...
 def nvmlGpmMigSampleGet(
     device: c_nvmlDevice_t, gpuInstanceId: int, gpmSample: c_nvmlGpmSample_t
 ) -> c_nvmlGpmSample_t: ...

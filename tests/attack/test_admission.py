@@ -385,20 +385,32 @@ async def test_task_priority_by_a_variable_counts_as_a_request(
     assert patch_of(await wired.answer(review(after))) == []
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        [{"name": "CUDA_TASK_PRIORITY", "value": "00"}],
-        [{"name": "CUDA_TASK_PRIORITY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-        [{"name": "CUDA_TASK_PRIORITY", "value": v} for v in ("1", "0")],
-    ],
-)
-async def test_task_priority_by_any_other_variable_is_removed(
-    wired: Wired, env: list[Document]
-) -> None:
-    pod = pod_of(share(env=env))
+async def test_task_priority_by_a_variable_from_elsewhere_is_removed(wired: Wired) -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.name"}}
+    pod = pod_of(share(env=[{"name": "CUDA_TASK_PRIORITY", "valueFrom": field}]))
     after = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     assert after["spec"]["containers"][0]["env"] == []
+
+
+@pytest.mark.parametrize("values", [("00",), ("8",), ("high",), ("",), ("1", "0")])
+async def test_variable_that_is_no_task_priority_is_denied_with_the_fix(
+    wired: Wired, values: tuple[str, ...]
+) -> None:
+    pod = pod_of(share(env=[{"name": "CUDA_TASK_PRIORITY", "value": v} for v in values]))
+    text = await text_of_denial(wired, pod)
+    assert "container main: env CUDA_TASK_PRIORITY" in text
+    assert "write one number from 0 (highest) to 7" in text
+
+
+@pytest.mark.parametrize("level", ["1", "2"])
+async def test_variable_that_contradicts_the_resource_is_denied_with_the_fix(
+    wired: Wired, level: str
+) -> None:
+    asker = share(env=[{"name": "CUDA_TASK_PRIORITY", "value": level}])
+    asker["resources"]["limits"]["nvidia.com/priority"] = "0"
+    text = await text_of_denial(wired, pod_of(asker))
+    assert f"env CUDA_TASK_PRIORITY: {level} contradicts 0" in text
+    assert "remove the variable or write the same level in both" in text
 
 
 # --- callers ----------------------------------------------------------------------------------

@@ -55,13 +55,16 @@ def installations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ob
         for path in (copy / "components").glob("*/kustomization.yaml")
         if path.parent.name not in ("cert-manager", "prometheus-operator", "verify-images")
     )
-    # Without CDI, NVIDIA's agent has another right: tests/integration/deploy/test_vendor_agents.py.
-    others = ("nats-cluster", "nvidia-without-cdi")
+    # With these, NVIDIA's agent has more rights: tests/integration/deploy/test_vendor_agents.py.
+    rights = ("nvidia-without-cdi", "nvidia-memory-cap", "nvidia-mps")
+    others = ("nats-cluster", *rights)
     everything = [one for one in components if one.name not in others]
+    names = [copy / "components" / "bind-admission" / "example.yaml"]
+    whole = overlay(directory / "all", copy / "base", everything, files=names)
     return {
         "dev": rendered(copy / "overlays" / "dev"),
         "prod": rendered(copy / "overlays" / "prod"),
-        "all components": rendered(overlay(directory / "all", copy / "base", everything)),
+        "all components": rendered(whole),
     }
 
 
@@ -148,13 +151,15 @@ def test_no_account_has_the_rights_of_kube_scheduler_and_of_the_extender(
     for one in (*of_kind(objects, "ClusterRoleBinding"), *of_kind(objects, "RoleBinding")):
         for subject in one["subjects"]:
             roles_by_account.setdefault(subject["name"], set()).add(one["roleRef"]["name"])
-    assert roles_by_account["hami-scheduler"] == {"hami-scheduler"}
+    own = roles_by_account["hami-scheduler"]
+    assert "hami-scheduler" in own <= {"hami-scheduler", "hami-scheduler-kueue"}
     assert "system:kube-scheduler" in roles_by_account["hami-kube-scheduler"]
     ours = [
         one
-        for one in of_kind(objects, "ClusterRole")
-        if one["metadata"]["name"] == "hami-scheduler"
+        for one in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
+        if one["metadata"]["name"] in own
     ]
+    assert len(ours) >= len(own)
     verbs = {
         verb
         for one in ours

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.core.region import FILE_NAME, LINE, SIZE_MAX, Reason, Refused, Region
+from hami_nodeagent.core.region import FILE_NAME, LINE, SIZE_MAX, Reason, Refused, Region, Work
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.regions import read_activity, read_region
 from tests.support.regions import Built, Process, Used, seal
@@ -100,6 +100,6 @@ def test_no_bytes_in_the_file_raise(tmp_path: Path) -> None:
         if number % 2 and len(data) >= LINE:
             seal(data)
         path.write_bytes(data)
-        assert isinstance(read_activity(path), int | Refused)
+        assert isinstance(read_activity(path), Work | Refused)
         understood += isinstance(read_region(path, living.dead_of), Region)
     assert 0 < understood < DAMAGES

@@ -2,6 +2,7 @@
 """Measures what the limiter adds to each driver call, on the fake driver.
 
     ./dev bench limiter [--json FILE|-] [--rounds 15] [--live 1,100,10000] [--processes 1,16,64]
+        [--against FILE]
 
 A row is ``{op, live, procs, native_ns, added_ns, least_added_ns, spread_ns, kept}``. Two groups of
 processes stand ready, one without and one with the limiter, and take turns: a round of the one, a
@@ -13,6 +14,9 @@ hardly any other, as long as there are enough. ``native_ns`` is the median of th
 between the quartiles of these differences, ``least_added_ns`` the difference of the least batches,
 and ``kept`` the part of the batches that counted. ``init`` is the wall time from the start signal
 until 300 processes have a context, a module and an allocation; its figures are for all together.
+
+With ``--against`` the group without the limiter has another build of it, so that ``added_ns`` is
+what this build costs more than that one; there are no targets then.
 
 Targets (docs/adr/0008-limiter.md): ``targets`` says for each whether it was met, by ``added_ns``.
 """
@@ -38,12 +42,19 @@ from tools import build_native, build_native_fakes
 
 OPS = {
     "alloc+free": ("alloc", 0),
+    "async alloc+free": ("pool", 0),
     "launch": ("launch", 0),
     "launch, compute limit": ("launch", 50),
     "memory info": ("info", 0),
 }
 """Program's word and compute limit in percent, by row name."""
-MOST_NS = {"alloc+free": 60, "launch": 10, "launch, compute limit": 30, "memory info": 60}
+MOST_NS = {
+    "alloc+free": 50,
+    "async alloc+free": 60,
+    "launch": 8,
+    "launch, compute limit": 16,
+    "memory info": 60,
+}
 INIT_PROCESSES = 300
 INIT_MOST_S = 2.0
 FLAT_RATIO = 1.2
@@ -210,20 +221,29 @@ def measure_init(native: GpuContainer, limited: GpuContainer, program: Path) -> 
     )
 
 
-def measure_all(
-    node: GpuNode, program: Path, lives: list[int], processes: list[int], rounds: int
-) -> list[Row]:
-    """All rows."""
-    native = node.container(0, memory_mib=_MEMORY_MIB, is_preloaded=False)
-    by_core = {
+def containers_by_core(node: GpuNode, *, library: Path | None) -> dict[int, GpuContainer]:
+    """A container per compute limit of the rows, with this build of the limiter or without one."""
+    node.library = library
+    return {
         core_pct: node.container(0, memory_mib=_MEMORY_MIB, core_pct=core_pct)
         for core_pct in {core for _, core in OPS.values()}
     }
+
+
+def measure_all(
+    node: GpuNode,
+    libraries: tuple[Path | None, Path],
+    program: Path,
+    arguments: argparse.Namespace,
+) -> list[Row]:
+    """All rows; the libraries are that of the first group, if any, and that of the second one."""
+    lives, processes, rounds = arguments.live, arguments.processes, arguments.rounds
+    without, by_core = (containers_by_core(node, library=one) for one in libraries)
     rows = []
     for op, (word, core_pct) in OPS.items():
         for procs in processes:
             for live in lives:
-                limited = by_core[core_pct]
+                native, limited = without[core_pct], by_core[core_pct]
                 row = measure(native, limited, program, (op, live, procs, word), rounds)
                 rows.append(row)
                 print(
@@ -232,7 +252,7 @@ def measure_all(
                     f" least {row.least_added_ns:.1f}, {row.kept:.0%} of batches)",
                     file=sys.stderr,
                 )
-    rows.append(measure_init(native, by_core[0], program))
+    rows.append(measure_init(without[0], by_core[0], program))
     return rows
 
 
@@ -281,6 +301,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="per row, with and without each")
     parser.add_argument("--live", type=numbers, default=[1, 10, 100, 10_000, 100_000])
     parser.add_argument("--processes", type=numbers, default=[1, 16, 64])
+    parser.add_argument("--against", type=Path, help="another build of the limiter")
     arguments = parser.parse_args()
     reason = why_not()
     if reason:
@@ -289,10 +310,8 @@ def main() -> int:
     drivers = build_native_fakes.build(build_native_fakes.DEFAULT_OUT)
     library = build_native.build("release")
     with gpu_node("8xH100", drivers, library=library) as node:
-        rows = measure_all(
-            node, drivers / "bench", arguments.live, arguments.processes, arguments.rounds
-        )
-    targets = judge(rows)
+        rows = measure_all(node, (arguments.against, library), drivers / "bench", arguments)
+    targets = [] if arguments.against else judge(rows)
     document = {
         "clock": "processor time per call; init: wall time of all processes",
         "machine": f"{os.cpu_count()} processors, {platform.machine()}, {platform.release()}",

@@ -309,6 +309,8 @@ def main() -> int:
                 say(f"kubernetes  {build.build(options.kubernetes)}")
                 say(f"containerd  {build.containerd()}")
                 say(f"coredns     {build.coredns()}")
+                say(f"kueue       {build.kueue()}")
+                say(f"volcano     {build.volcano()}")
                 return 0
             case _ if options.node:
                 anyio.run(hold_site, held)

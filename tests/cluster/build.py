@@ -8,6 +8,8 @@
   the newest, or the directory that ``KUBEBUILDER_ASSETS`` names.
 - ``containerd``: containerd, its shim for runc, and ctr.
 - ``coredns``: CoreDNS with the plugins of a cluster.
+- ``kueue``: Kueue, with its CustomResourceDefinitions.
+- ``volcano``: Volcano's scheduler.
 
 A directory lies below the user's cache and is named by a digest of everything that goes into the
 build: unchanged input builds nothing, and a running program keeps the file that it has mapped. One
@@ -45,6 +47,8 @@ COMPONENTS = (
 FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-p=2"}
 VERSIONED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+KUEUE = "sigs.k8s.io/kueue"
+VOLCANO = "volcano.sh/volcano"
 UNKNOWN_COMMIT = "0" * 40
 """kubectl and the API server print a commit; modules record none."""
 
@@ -67,6 +71,8 @@ class Program:
     """Names of the resulting programs."""
     calls: tuple[str, ...] = ()
     """Names by which the one program is called; it chooses by them."""
+    copies: tuple[tuple[str, str], ...] = ()
+    """Module and directory in it, to copy beside the programs under the directory's last name."""
     tags: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     """Variables to set when linking, as ``package.name=value``."""
@@ -142,6 +148,30 @@ def _coredns() -> Program:
     return Program(name="coredns", version=version, requirements=requirements, makes=("coredns",))
 
 
+def _kueue() -> Program:
+    requirements = PROGRAMS / "kueue" / "go.mod"
+    return Program(
+        name="kueue",
+        version=required_version(requirements, KUEUE),
+        requirements=requirements,
+        package=f"{KUEUE}/cmd/kueue",
+        makes=("kueue",),
+        copies=((KUEUE, "config/components/crd/bases"),),
+    )
+
+
+def _volcano() -> Program:
+    requirements = PROGRAMS / "volcano" / "go.mod"
+    version = required_version(requirements, VOLCANO)
+    return Program(
+        name="volcano",
+        version=version,
+        requirements=requirements,
+        makes=("vc-scheduler",),
+        copies=((VOLCANO, "config/crd/volcano/bases"),),
+    )
+
+
 def find(release: str | None = None) -> Path | None:
     """Directory of a Kubernetes release if it needs no building."""
     given = os.environ.get(VARIABLE)
@@ -183,6 +213,26 @@ def coredns() -> Path:
     return build_program(_coredns())
 
 
+def find_kueue() -> Path | None:
+    """Directory of Kueue if it needs no building."""
+    return find_program(_kueue())
+
+
+def kueue() -> Path:
+    """Directory of Kueue, after building it if needed."""
+    return build_program(_kueue())
+
+
+def find_volcano() -> Path | None:
+    """Directory of Volcano's scheduler if it needs no building."""
+    return find_program(_volcano())
+
+
+def volcano() -> Path:
+    """Directory of Volcano's scheduler and its CRDs, after building them if needed."""
+    return build_program(_volcano())
+
+
 def cache() -> Path:
     """Directory for everything built here, outside the source tree."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -217,7 +267,10 @@ def _directory_name(program: Program) -> str:
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
     go = _go_in_path(program)
     version = _version_of(go) if go else _pinned_go()
-    facts = (version, program.command, program.package, program.makes, program.calls)
+    facts: tuple[object, ...] = (version, program.command, program.package)
+    facts += (program.makes, program.calls)
+    if program.copies:
+        facts += (program.copies,)
     summary.update(repr((facts, sorted(ENVIRONMENT.items()))).encode())
     return f"{program.name}-{program.version}-{summary.hexdigest()[:16]}"
 
@@ -287,8 +340,26 @@ def _build(program: Program, target: Path) -> Path:
             raise BuildFailed(msg)
         for name in program.calls:
             (output / name).symlink_to(program.makes[0])
+        for module, directory in program.copies:
+            source = _module_directory(go, program, module) / directory
+            # Go keeps its modules read-only; only contents are copied.
+            shutil.copytree(source, output / source.name, copy_function=shutil.copyfile)
         output.rename(target)
     return target
+
+
+def _module_directory(go: str, program: Program, module: str) -> Path:
+    """Directory of a module's files in Go's cache, where the build has put them."""
+    requirements = program.requirements.relative_to(program.folder)
+    command = [go, "list", f"-modfile={requirements}", "-m", "-f", "{{.Dir}}", module]
+    environment = {**os.environ, **ENVIRONMENT}
+    listed = subprocess.run(
+        command, cwd=program.folder, env=environment, check=False, stdout=subprocess.PIPE, text=True
+    )
+    if listed.returncode or not listed.stdout.strip():
+        msg = f"go list found no files of {module}; its messages are above"
+        raise BuildFailed(msg)
+    return Path(listed.stdout.strip())
 
 
 @contextlib.contextmanager
@@ -316,9 +387,10 @@ def main() -> int:
     release = options.kubernetes
     try:
         if options.find:
-            found = [find(release), find_containerd(), find_coredns()]
+            parts = find(release), find_containerd(), find_coredns(), find_kueue(), find_volcano()
+            found = list(parts)
         else:
-            found = [build(release), containerd(), coredns()]
+            found = [build(release), containerd(), coredns(), kueue(), volcano()]
     except BuildFailed as error:
         _say(str(error))
         return 3

@@ -64,6 +64,7 @@ LONGEST = (
     "test_real_node",
     "test_faults_peers",
     "test_freeze",
+    "test_volcano",
     "test_life",
     "test_faults_services",
 )

@@ -178,14 +178,17 @@ class TestInstallation:
     async def test_production_overlay_is_accepted_with_what_may_be_added(
         self, site: Installed, tmp_path: Path
     ) -> None:
-        added = ("otel", "hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
+        mirrors = ("hami-mirrors", "hami-mirrors-nodes")
+        others = ("bind-admission", "volcano")
+        added = ("otel", "advertise-amounts", "hami-take-over", *mirrors, *others)
         copy = pinned_copy(tmp_path)
         components = [copy / "components" / name for name in added]
         # The Job of the installation has another image, and a Job never changes.
         name = {"name": "hami-bootstrap", "namespace": SYSTEM_NAMESPACE}
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": name}
         production = copy / "overlays" / "prod"
-        directory = overlay(tmp_path / "mine", production, components, without=[job])
+        names = [copy / "components" / "bind-admission" / "example.yaml"]
+        directory = overlay(tmp_path / "mine", production, components, without=[job], files=names)
         arguments = ("apply", "--dry-run=server", "-k", str(directory))
         accepted = (await site.kubectl(*arguments)).stdout
         assert "hami-nothing-else created (server dry run)" in accepted
@@ -232,7 +235,8 @@ class TestServices:
         self, worked: Worked
     ) -> None:
         told = " ".join(worked.renewed)
-        for what in ("hami-ca", "hami-webhook-tls", "hami-nats-tls", "hami-registry-tls"):
+        servings = ("webhook", "nats", "registry", "bind-admission")
+        for what in ("hami-ca", *(f"hami-{one}-tls" for one in servings)):
             assert f"made Secret {what}" in told
         for what in (
             *("hami-trusted-keys", "hami-bus-accounts", "hami-ca"),

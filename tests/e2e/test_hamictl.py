@@ -364,7 +364,7 @@ async def world(
     await cluster.until("one pod runs and one is refused", decided)
     await cluster.until("memory runs", lambda: cluster.pod_is("memory", "Running"))
     monkeypatch.chdir(tmp_path)
-    return {"gpu-1": "gpu-t4", "gpu-7": "gpu-t4"}
+    return {"gpu-1": "gpu-t4", "gpu-1x2": "gpu-t4x2", "gpu-7": "gpu-t4"}
 
 
 async def test_commands_of_the_docs_do_what_they_say(

@@ -11,15 +11,17 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+import grpc.aio
 import pytest
 from msgspec import Struct
 
 from hami_common.events.allocation import AllocationRecord
+from hami_common.kubeletapi import podresources, podresources_grpc
 from hami_common.pods import annotations, limits
 from hami_common.pods.podview import PodView
 from hami_nodeagent.shell import agentdevices
@@ -32,6 +34,7 @@ from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
 from tests.cluster.node.space import DEVICE_MAJOR
 from tests.support.checker import event_differences, ledger_of, problems_of
+from tests.support.dcgm import attributions
 from tests.support.kubeclient import KubeClient
 
 pytestmark = [
@@ -194,13 +197,20 @@ async def sound(cluster: NodeCluster) -> list[str]:
 
 
 async def runs(cluster: NodeCluster) -> dict[str, tuple[str, int]]:
-    """(container id, restarts) of each pod's container."""
+    """(container id, restarts) of each pod's container, without pods that are being deleted."""
     documents = (await cluster.request("GET", PODS))["items"]
     return {
         document["metadata"]["name"]: (status.get("containerID", ""), status["restartCount"])
         for document in documents
+        if "deletionTimestamp" not in document["metadata"]
         for status in document["status"].get("containerStatuses") or ()
     }
+
+
+def pids_of(cluster: NodeCluster, seen: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Process id by container id; what the runtime still stops belongs to none of these pods."""
+    ids = {container.rpartition("//")[2] for container, _ in seen.values()}
+    return {one: pid for one, pid in cluster.node.container_pids().items() if one in ids}
 
 
 async def quantiles(cluster: NodeCluster, name: str) -> tuple[int, int, float]:
@@ -285,6 +295,27 @@ async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
             assert fast > 0.8 * count  # all of them on idle cores
 
 
+async def test_dcgm_exporter_attributes_every_share_to_its_pod(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """It resolves kubelet's own list, by the rules of tests/support/dcgm.py."""
+    socket = cluster.node.pod_resources_socket
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        stub = podresources_grpc.PodResourcesListerStub(channel)
+        answer = await stub.List(podresources.ListPodResourcesRequest(), timeout=10.0)
+    found = attributions(answer, virtual_gpus=True)
+    records = await records_of(cluster)
+    for device, of_device in found.items():
+        if "::" in device:
+            continue
+        assert len({one.vgpu for one in of_device}) == len(of_device)
+        for one in of_device:
+            assert records[one.pod].containers[0].shares[0].uuid == device
+    held = {one.pod for of_device in found.values() for one in of_device}
+    assert held == set(crowd)
+    assert max(len(of_device) for of_device in found.values()) > 1, "no device is shared"
+
+
 async def test_rejected_pods_are_replaced_once_there_is_room(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
@@ -341,7 +372,8 @@ async def test_unprivileged_agent_opens_the_devices_that_are_named_and_no_other(
 
         async def offered() -> bool:
             node = await cluster.request("GET", f"/api/v1/nodes/{NODE}")
-            return bool(node["status"]["allocatable"].get(agentdevices.RESOURCE) == "1")
+            count = node["status"]["allocatable"].get(agentdevices.RESOURCE)
+            return bool(count == str(len(agentdevices.DEVICE_IDS)))
 
         await cluster.until("the node offers the agent's devices", offered, limit_s=LIMIT_S)
         nodes = " ".join(f"/dev/nvidia{minor}" for minor in minors)
@@ -442,8 +474,8 @@ async def test_killed_agent_disturbs_no_container(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
     before = await runs(cluster)
-    pids = cluster.node.container_pids()
-    assert len(before) >= 30
+    pids = pids_of(cluster, before)
+    assert len(pids) >= 30
     await cluster.processes[AGENT].kill()
     await cluster.create_pod(share("meanwhile", 1111))
     await is_bound(cluster, "meanwhile")
@@ -451,7 +483,7 @@ async def test_killed_agent_disturbs_no_container(
     await all_run(cluster, ["meanwhile"])
     after = await runs(cluster)
     assert {name: after[name] for name in before} == before
-    assert pids.items() <= cluster.node.container_pids().items()
+    assert pids_of(cluster, before) == pids
     assert await has_its_own(cluster, ["meanwhile"]) == []
     assert await sound(cluster) == []
 
@@ -462,7 +494,7 @@ async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_mea
     record_property: Callable[[str, object], None],
 ) -> None:
     before = await runs(cluster)
-    pids = cluster.node.container_pids()
+    pids = pids_of(cluster, before)
     # Kubelet would reject a pod that it finds before the plugin has registered again. On a slow
     # machine that may happen, so kubelet is kept from its pods until then.
     await cluster.taps[KUBELET_TAP].cut()
@@ -477,7 +509,7 @@ async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_mea
     await all_run(cluster, [*crowd, "between"])
     after = await runs(cluster)
     assert {name: after[name] for name in before} == before
-    assert pids.items() <= cluster.node.container_pids().items()
+    assert pids_of(cluster, before) == pids
     assert await has_its_own(cluster, ["between"]) == []
     assert await sound(cluster) == []
 

@@ -45,6 +45,8 @@ mkdir /run/hami /run/hami-priority
 mount --bind "$3" /run/hami
 mount --bind "$4" /run/hami-priority
 mount -o remount,bind,ro /run/hami-priority
+mount --bind "$6" /run/hami-priority/bells
+mount -o remount,bind,ro /run/hami-priority/bells
 cat "$5" > /etc/ld.so.preload
 echo ready
 exec cat > /dev/null
@@ -58,7 +60,7 @@ def why_not() -> str | None:
             return f"{tool} is not installed"
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for part in ("scratch", "etc", "run", "priority"):
+        for part in _DIRECTORIES:
             (root / part).mkdir()
         (root / "preload").touch()
         tried = subprocess.run(
@@ -69,11 +71,13 @@ def why_not() -> str | None:
     return f"mount namespaces are not permitted: {tried.stderr.strip()[:200]}"
 
 
+_DIRECTORIES = ("scratch", "etc", "run", "priority", "priority/bells", "bell")
 _PLAIN = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
 
 
 def _keeper_command(root: Path) -> list[str]:
-    parts = [str(root / part) for part in ("scratch", "etc", "run", "priority", "preload")]
+    names = ("scratch", "etc", "run", "priority", "preload", "bell")
+    parts = [str(root / part) for part in names]
     return ["unshare", "--mount", "sh", "-c", _KEEPER, "keeper", *parts]
 
 
@@ -86,11 +90,12 @@ class GpuContainer:
         """Make it; ``limits`` ``None``: no limits file; ``library`` ``None``: nothing preloaded."""
         self._node = node
         self._root = root
-        for part in ("scratch", "etc", "run", "priority"):
+        for part in _DIRECTORIES:
             (root / part).mkdir(parents=True)
         (root / "run").chmod(0o777)
         self.region_directory = root / "run"
         self.priority_directory = root / "priority"
+        self.bell_directory = root / "bell"
         (root / "preload").write_text(f"{library}\n" if library else "", encoding="utf-8")
         self.limits = limits
         self._generation = 0

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "28292fa6"
+COMMIT = "8de4202c"
 TAG = "previous"
 
 

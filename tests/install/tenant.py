@@ -140,8 +140,21 @@ class Tenant:
 
     async def memory(self, name: str) -> tuple[int, int]:
         """(total that CUDA shows, amount that can be allocated) in MiB."""
-        *_, info, fill = await self.drive(name, "init", "device 0", "info", "fill 100M 1000")
+        answers = await self.drive(name, "init", "device 0", "info", "fill 100M 1000")
+        if any(not answer.startswith("ok") for answer in answers[:3]):
+            raise AssertionError(f"{answers}\n{await self.view(name)}")
+        *_, info, fill = answers
         return int(info.split()[2]) // MIB, int(fill.split()[1]) * 100
+
+    async def view(self, name: str) -> str:
+        """The files that limit the pod's container, as it sees them: for a failed test."""
+        script = (
+            "cat /etc/hami/limits /etc/ld.so.preload; ls -l /usr/local/vgpu /run/hami /dev;"
+            " grep -e vgpu -e hami -e nvidia /proc/mounts; env"
+        )
+        words = ("exec", name, "--", "sh", "-c", script)
+        done: CompletedProcess[str] = await self.site.reach.kubectl(*words, check=False)
+        return done.stdout + done.stderr
 
     async def compute_pct(self, name: str, *, for_s: float) -> float:
         """Percentage of its device's time that a program gets which always has work."""

@@ -33,8 +33,10 @@ async def test_page_installs_and_every_pod_is_ready_without_a_restart(
     assert installation.site.timings_s["dev_ready"] <= READY_S
 
 
-async def test_pod_with_a_share_sees_and_gets_its_share_only(tenant: Tenant) -> None:
-    await tenant.create(share("limited", memory_mib=3000, core_pct=30))
+@pytest.mark.parametrize("card", [0, -1])
+async def test_pod_with_a_share_sees_and_gets_its_share_only(tenant: Tenant, card: int) -> None:
+    uuid = tenant.site.hardware.uuids[card]
+    await tenant.create(share("limited", memory_mib=3000, core_pct=30, uuid=uuid))
     await tenant.running("limited")
     total_mib, fits = await tenant.memory("limited")
     assert total_mib == 3000

@@ -146,22 +146,20 @@ async def test_renewed_certificates_lose_no_pod(dev: Installation, record_proper
     await dev.ready()
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="kubelet admits pods by the node status that it wrote last, up to 10 s before: while it"
-    " has no device of a plugin just registered, a pod beside an ending one is OutOfnvidia.com/gpu",
-)
 @pytest.mark.timeout(900)  # the images of the earlier state are built
 async def test_downgrade_and_update_lose_no_pod(
     dev: Installation, tenant: Tenant, record_property: Record
 ) -> None:
     await tenant.create(share("stays", memory_mib=2000))
     await tenant.running("stays")
-    for place in (await dev.previous(), dev.place):
-        async with life_goes_on(dev, record_property):
-            await dev.update(place)
-        await dev.ready()
-        assert (await tenant.memory("stays"))[0] == 2000
+    try:
+        for place in (await dev.previous(), dev.place):
+            async with life_goes_on(dev, record_property):
+                await dev.update(place)
+            await dev.ready()
+            assert (await tenant.memory("stays"))[0] == 2000
+    finally:
+        await dev.update(dev.place)  # for the tests that follow
 
 
 async def _keeps_a_running_share(

@@ -31,6 +31,7 @@ async def test_page_leaves_what_it_names_and_limits_pods_until_they_end(
     await installation.ensure("dev")
     await tenant.create(share("stays", memory_mib=2000, core_pct=25))
     await tenant.running("stays")
+    assert (await tenant.memory("stays"))[0] == 2000, await tenant.view("stays")
 
     refused = await installation.hamictl("uninstall")
     assert refused.returncode == 1, refused.stdout
@@ -38,7 +39,7 @@ async def test_page_leaves_what_it_names_and_limits_pods_until_they_end(
 
     kept = await installation.hamictl("uninstall", "--keep-pods", "--wait", "0")
     assert "node-1" in kept.stdout + kept.stderr
-    assert (await tenant.memory("stays"))[0] == 2000
+    assert (await tenant.memory("stays"))[0] == 2000, await tenant.view("stays")
     assert await tenant.compute_pct("stays", for_s=2) <= 30
 
     await tenant.delete_all()

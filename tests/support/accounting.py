@@ -42,8 +42,8 @@ def build(program: str, flags: Sequence[str] = PLAIN, parts: Sequence[str] = PAR
     sources = [NATIVE / f"tests/{program}.c", *(NATIVE / f"src/{part}.c" for part in parts)]
     command = [*compiler, *FLAGS, *flags, "-I", str(NATIVE / "src"), *map(str, sources)]
     digest = hashlib.sha256(shlex.join(command).encode())
-    headers = [NATIVE / f"src/{part}.h" for part in (*PARTS, "atomic", "account_fast")]
-    for path in (*sources, *headers, NATIVE / "tests/unit/check.h"):
+    headers = [NATIVE / f"src/{part}.h" for part in {*PARTS, *parts, "atomic", "account_fast"}]
+    for path in (*sources, *sorted(headers), NATIVE / "tests/unit/check.h"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     target = OUT / f"{Path(program).name}-{digest.hexdigest()[:16]}"
     if not target.exists():

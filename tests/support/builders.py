@@ -47,6 +47,7 @@ def device(
     type: str = "NVIDIA A100",  # noqa: A002 - the field's name
     memory_mib: int = 40_000,
     capacity_mib: int | None = None,
+    largest_mib: int = 0,
     core_pct: int = 100,
     slots: int = 10,
     numa: int | None = None,
@@ -56,6 +57,7 @@ def device(
     partitions: tuple[Profile, ...] = (),
     resources: dict[str, int] | None = None,
     attributes: dict[str, str] | None = None,
+    memory_cap: bool = False,
 ) -> Device:
     """A registered device."""
     return Device(
@@ -65,6 +67,8 @@ def device(
         type=type,
         memory_mib=memory_mib,
         capacity_mib=memory_mib if capacity_mib is None else capacity_mib,
+        overcommit="recall" if largest_mib else "managed",
+        largest_mib=largest_mib,
         capacity_core_pct=core_pct,
         slots=slots,
         numa=numa,
@@ -74,6 +78,7 @@ def device(
         partitions=partitions,
         resources=resources or {},
         attributes=attributes or {},
+        memory_cap=memory_cap,
     )
 
 

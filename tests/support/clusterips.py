@@ -71,16 +71,16 @@ class ClusterIps:
                     if reader.buffer:
                         await service.send(reader.buffer)
                     async with anyio.create_task_group() as group:
-                        group.start_soon(_pump, caller, service)
-                        group.start_soon(_pump, service, caller)
+                        group.start_soon(_pump, caller, service, group.cancel_scope)
+                        group.start_soon(_pump, service, caller, group.cancel_scope)
             except (*_GONE, anyio.DelimiterNotFound, anyio.IncompleteRead) as error:
                 _log.debug("call ended", extra={"problem": repr(error)})
 
 
-async def _pump(source: ByteStream, sink: ByteStream) -> None:
+async def _pump(source: ByteStream, sink: ByteStream, scope: anyio.CancelScope) -> None:
+    """Forward until one side is gone; its owner closes the streams once nothing waits for them."""
     try:
         while True:
             await sink.send(await source.receive())
     except _GONE:
-        await source.aclose()
-        await sink.aclose()
+        scope.cancel()

@@ -28,6 +28,10 @@ class SimulatedProcess(Struct, frozen=True):
     longest_wait_ms: float
     late: int
     overlap: int
+    implausible: bool
+    """Its presence probes were found to be implausible."""
+    slice_us: float
+    """Length of a time slice as it has learned it."""
     charges_us: tuple[float, ...]
 
 

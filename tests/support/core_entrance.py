@@ -64,6 +64,7 @@ READS: Final = {
             "holdings",
             "holdings_of_node",
             "holdings_of_pod",
+            "holdings_of_workload",
             "memory",
             "ready",
             "reserved",

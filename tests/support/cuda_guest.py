@@ -2,15 +2,12 @@
 """The CUDA driver as seen by a program that loads it at run time; imported by children of tests.
 
 Functions come from ``dlsym`` (ctypes), so hooks answer where the limiter is preloaded. ``used`` is
-the limiter's figure for the current device, ``card`` the fake driver's own books.
+the limiter's figure for the current device. Standard library only: the validation on a GPU uses it.
 """
 
 import ctypes
-import os
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from pathlib import Path
-
-from hami_sim.hardware.fake_cuda import FakeCard
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -165,43 +162,6 @@ def uuid(device: int = 0) -> str:
     ask("cuDeviceGetUuid_v2", raw, device)
     text = bytes(raw).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def card(device: int = 0) -> int:
-    """Bytes of the device that this process has, by the fake driver's own books."""
-    return _books(device, "used_bytes")
-
-
-def peak(device: int = 0) -> int:
-    """Return its peak."""
-    return _books(device, "peak_bytes")
-
-
-def _books(device: int, field: str) -> int:
-    """Read the books in a child: locks show which processes are alive, and a process does not see
-    its own.
-    """
-    own, name = os.getpid(), uuid(device)
-    answer, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with FakeCard(Path(os.environ["FAKE_NVML_STATE"])) as books:
-            total = sum(getattr(use, field) for use in books.uses(name) if use.pid == own)
-        os.write(tell, str(total).encode())
-        os._exit(0)
-    os.close(tell)
-    with os.fdopen(answer) as text:
-        total = int(text.read())
-    os.waitpid(child, 0)
-    return total
-
-
-def agree(device: int = 0) -> int:
-    """Return the bytes used, after verifying that limiter and driver report the same."""
-    seen, real = used(), card(device)
-    if seen != real:
-        raise AssertionError(f"limiter says {seen}, driver says {real}")
-    return seen
 
 
 def nvml_device(device: int = 0) -> c_void_p:

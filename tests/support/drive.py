@@ -3,7 +3,9 @@
 
 import contextlib
 import select
+import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +69,7 @@ class Drive:
     def answer(self, command: str = "") -> list[str]:
         """Return the words after "ok"; ``DriverError`` for an error, naming the command."""
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], _ANSWER_S)[0]:
+        if not self.has_answer(_ANSWER_S):
             raise TimeoutError(command)
         line = self.process.stdout.readline()
         if not line:
@@ -80,6 +82,11 @@ class Drive:
             raise DriverError(command, int(words[1]))
         assert words[0] == "ok", f"{command}: {line}"
         return words[1:]
+
+    def has_answer(self, within_s: float) -> bool:
+        """Return true once the next answer can be read; false if it does not come in time."""
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], within_s)[0])
 
     def ask(self, command: str) -> list[int]:
         """One command and the numbers of its answer."""
@@ -110,6 +117,22 @@ class Drive:
         """Total less free, as cuMemGetInfo reports."""
         free, total = self.ask("info")
         return total - free
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until all threads have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        deadline = time.monotonic() + _ANSWER_S
+        while any(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] != "T"
+            for task in tasks.iterdir()
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has ended the process."""

@@ -116,7 +116,7 @@ class HamiSite:
     async def build(self, site: Installed) -> None:
         """Install HAMi's DaemonSets, and what a cluster with them has."""
         await site.until_registered(*(node.name for node in site.spec.nodes))
-        await _start_default_scheduler(site)
+        await start_default_scheduler(site)
         await site.client.call(
             "POST",
             "/apis/node.k8s.io/v1/runtimeclasses",
@@ -260,7 +260,7 @@ async def _pods_on(site: Installed, namespace: str, selector: str, node: str) ->
 DEFAULT_SCHEDULER = "default-kube-scheduler"
 
 
-async def _start_default_scheduler(site: Installed) -> None:
+async def start_default_scheduler(site: Installed) -> None:
     """Start the cluster's own kube-scheduler, which places the pods of DaemonSets."""
     control = site.plane.control
     login = control.kubeconfig_for("system:kube-scheduler")

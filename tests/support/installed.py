@@ -26,6 +26,7 @@ from nats.aio.client import Client
 
 from hami_common.runtime import natsio
 from hami_nodeagent.settings import Settings as AgentSettings
+from hami_scheduler.settings import BindAdmissionSettings
 from hami_sim.cluster import (
     AGENTS_NAMESPACE,
     SYSTEM_NAMESPACE,
@@ -49,6 +50,8 @@ OVERLAYS = configuration.shipped_directory().parent / "overlays"
 OVERLAY = OVERLAYS / "dev"
 BUS = f"nats.{SYSTEM_NAMESPACE}.svc"
 REGISTRY = f"hami-registry.{SYSTEM_NAMESPACE}.svc"
+SERVERS = {"hami-webhook": "webhook-tls", "hami-bind-admission": "bind-admission"}
+"""Servers that the API server calls, by their Services."""
 PROGRAM_S = 150.0
 """Longest run of kubectl or hamictl: seconds on an idle machine, minutes beside a test suite."""
 TOKEN_S = 3600
@@ -325,10 +328,12 @@ class Installed(Cluster):
         await self.until("keys and certificates are made", is_made, limit_s=PROGRAM_S)
         bundle = await self.client.get("configmaps", "hami-ca", SYSTEM_NAMESPACE)
         self.ca_file.write_text(bundle["data"]["ca.crt"])
-        service = await self.client.get("services", "hami-webhook", SYSTEM_NAMESPACE)
-        self.ports["webhook-tls"] = free_port()
-        address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
-        self.plane.cluster_ips.port_by_service[address] = self.ports["webhook-tls"]
+        for service in (await self.client.list("services", SYSTEM_NAMESPACE))["items"]:
+            name = SERVERS.get(service["metadata"]["name"])
+            if name is not None:
+                self.ports[name] = free_port()
+                address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+                self.plane.cluster_ips.port_by_service[address] = self.ports[name]
 
     async def _start_bus(self) -> None:
         """Start the shipped server and its file; only its addresses and paths are replaced."""
@@ -406,6 +411,14 @@ class Installed(Cluster):
         ):
             pod = await self._template("deployments", f"hami-{service}")
             container = Container(pod, service, folders := await self._volumes(service, pod))
+            if "bind-admission" in self.ports and service == "scheduler":
+                admission = BindAdmissionSettings()
+                settings |= {
+                    "bind_admission.host": HOST,
+                    "bind_admission.port": str(self.ports["bind-admission"]),
+                    "bind_admission.tls_cert_file": str(container.here(admission.tls_cert_file)),
+                    "bind_admission.tls_key_file": str(container.here(admission.tls_key_file)),
+                }
             if container.token or pod["spec"].get("automountServiceAccountToken", True):
                 settings["kubeconfig"] = str(await self._login(service, pod, container))
             env = {one["name"]: one["value"] for one in container.spec.get("env", ())}

@@ -39,16 +39,22 @@ def overlay(
     *,
     without: Sequence[Obj] = (),
     tags: Mapping[str, str] | None = None,
+    files: Sequence[Path] = (),
 ) -> Path:
     """A folder whose overlay is ``base`` with components, without some objects, and with tags.
 
-    ``tags``: tag by the name of an image.
+    ``tags``: tag by the name of an image. ``files``: resources of the overlay, which get a copy.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        shutil.copy(file, directory / file.name)
     document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [os.path.relpath(base, directory.resolve())],
+        "resources": [
+            os.path.relpath(base, directory.resolve()),
+            *(file.name for file in files),
+        ],
         "components": [os.path.relpath(one, directory.resolve()) for one in components],
         "patches": [{"patch": yaml.safe_dump({"$patch": "delete", **one})} for one in without],
         "images": [{"name": name, "newTag": tag} for name, tag in (tags or {}).items()],

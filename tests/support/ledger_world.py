@@ -10,7 +10,7 @@ one device, times in seconds of the clock that the test moves.
 """
 
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
 from hami_common.bus import subjects
-from hami_common.errors import Unavailable
+from hami_common.errors import Conflict, Denied, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
@@ -32,6 +32,7 @@ from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry
 from hami_common.runtime.tasks import background
 from hami_common.runtime.telemetry import Tracing
+from hami_core.ledger.binding import binding_path
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Ports
 from hami_scheduler.settings import Settings
@@ -39,6 +40,7 @@ from hami_scheduler.shell.binder import Refused
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.store import Change
+from tests.support import bindings
 from tests.support.ledger_outside import Connection, Outside, SimulatedKube
 from tests.support.ledger_troubles import (
     Link,
@@ -149,13 +151,44 @@ class Replica:
 
     async def bind(self, args: BindArgs, *, scope: anyio.CancelScope | None = None) -> str:
         """Call its bind, as kube-scheduler would; returns the outcome in one word."""
+
+        async def bind() -> str:
+            return (await self.scheduler.binder.bind(args)).outcome
+
+        return await self._outcome(bind, scope)
+
+    async def admit(self, args: BindArgs, *, scope: anyio.CancelScope | None = None) -> str:
+        """Post a Binding as another scheduler whose review this replica answers."""
+
+        async def admit_and_store() -> str:
+            admitted = await self.scheduler.binder.admit(
+                args, resource_version="", is_dry_run=False
+            )
+            document = bindings.binding(
+                args.pod_name, args.node, namespace=args.pod_namespace, uid=args.pod_uid
+            )
+            if admitted.pod is not None:
+                document["metadata"]["resourceVersion"] = admitted.pod.resource_version
+                document["metadata"]["annotations"] = dict(admitted.annotations)
+            path = binding_path(args.pod_namespace, args.pod_name)
+            try:
+                await self.kube.create(path, msgspec.json.encode(document))
+            except (Conflict, Denied, NotFound, Unavailable) as error:
+                return f"{admitted.outcome}, {type(error).__name__}"
+            return admitted.outcome
+
+        return await self._outcome(admit_and_store, scope)
+
+    async def _outcome(
+        self, call: Callable[[], Awaitable[str]], scope: anyio.CancelScope | None
+    ) -> str:
         outcome = "cut-off"
         if self.is_killed or not self.scheduler.state.is_complete:
             return "not-in-sync"
         with scope or anyio.CancelScope() as limit:
             self._calls.append(limit)
             try:
-                outcome = (await self.scheduler.binder.bind(args)).outcome
+                outcome = await call()
             except Refused as refused:
                 outcome = refused.outcome
             finally:

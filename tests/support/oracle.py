@@ -25,6 +25,7 @@ from hami_common.model.placement import (
     stays,
 )
 from hami_common.model.request import (
+    NAMED_MODES,
     DeviceRequest,
     DeviceSelector,
     PodRequest,
@@ -112,6 +113,7 @@ STAGES = (
     "CardTypeMismatch",
     "ModeNotFit",
     "CardPartitionMismatch",
+    "CardShareTooLarge",
     "CardUuidMismatch",
     "NodeAgentSilent",
     "CardNotHealth",
@@ -128,7 +130,8 @@ STAGES = (
     "CardTopologyInfeasible",
 )
 """Constraints in the order in which they are checked."""
-SLOT, HELD, KIND, MEMORY, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(7, 17)
+LARGEST = 3
+SLOT, HELD, KIND, MEMORY, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(8, 18)
 
 MOST_CHOICES = 2048
 """All choices of devices are tried where there are at most this many before the last step's."""
@@ -326,15 +329,24 @@ class Oracle:
             (
                 step.selector.accepts_type(device.type)
                 and (not wants.types or device.type in wants.types),
-                serves_mode(wants, step.selector, device.mode, divided=divided)
+                serves_mode(
+                    wants,
+                    step.selector,
+                    device.mode,
+                    divided=divided,
+                    memory_cap=device.memory_cap,
+                )
                 and (not step.is_part or self._is_given_in_parts(here, grant)),
                 grant is not None,
+                grant is None or not device.largest_mib or grant.memory_mib <= device.largest_mib,
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
                 here.healthy,
                 not device.cordoned,
             )
         ):
+            if not passes and stage == LARGEST and grant is not None:
+                return Verdict(here.uuid, stage, grant.memory_mib, device.largest_mib)
             if not passes:
                 return Verdict(here.uuid, stage)
         assert grant is not None
@@ -652,6 +664,9 @@ class Oracle:
                     kind=grant.kind,
                     profile=profile,
                     start=start,
+                    mode=here.device.mode
+                    if here.device is not None and here.device.mode in NAMED_MODES
+                    else "",
                 )
             )
         return ContainerShares(

@@ -35,6 +35,7 @@ class Process:
     refusals: int = 0
     device_time_ns: int = 0
     waited_ns: int = 0
+    idle_launches: int = 0
     slot: int | None = None
 
 
@@ -47,7 +48,9 @@ class Built:
     slots: int = 8
     counters: tuple[int, int] = (0, 0)
     """Reclaimed, errors."""
+    touched_ns: int = 0
     over_since_ns: Mapping[int, int] = field(default_factory=dict)
+    starved_ns: Mapping[int, int] = field(default_factory=dict)
 
     def data(self, *, is_sealed: bool = True, **header: Any) -> bytes:
         devices_at = HEADER_BYTES
@@ -71,12 +74,12 @@ class Built:
         HEADER.pack_into(data, 0, *fields.values())
         if is_sealed and "checksum" not in header:
             seal(data)
-        CONTROL.pack_into(data, HEADER.size, *self.counters)
+        CONTROL.pack_into(data, HEADER.size, *self.counters, self.touched_ns)
         for n, uuid in enumerate(self.uuids):
             DEVICE.pack_into(
                 data,
                 devices_at + n * DEVICE.size,
-                *(self.over_since_ns.get(n, 0), uuid.encode()),
+                *(self.over_since_ns.get(n, 0), self.starved_ns.get(n, 0), uuid.encode()),
             )
         for n, process in enumerate(self.processes):
             slot = n if process.slot is None else process.slot
@@ -85,7 +88,7 @@ class Built:
                 slots_at + slot * SLOT.size,
                 *(process.pid, process.namespace, process.start, process.last_launch_ns),
                 *(process.launches, process.refusals, process.device_time_ns),
-                process.waited_ns,
+                *(process.waited_ns, process.idle_launches),
             )
             for device, share in enumerate(process.shares):
                 at = shares_at + (device * self.slots + slot) * SHARE.size

@@ -25,7 +25,10 @@ _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 _GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _STATUS = "var/lib/dpkg/status.d/"
-_PROGRAMS = ("usr/lib/hami/libvgpu.so", "usr/local/bin/kube-scheduler")
+_PROGRAMS = (
+    *("usr/lib/hami/libvgpu.so", "usr/lib/hami/hami-recall"),
+    "usr/local/bin/kube-scheduler",
+)
 """Files that no package's record describes; they have the version of the image."""
 _LEVEL = 6
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -6,8 +6,8 @@ that of every input: sources, requirements, base, tools and their versions. Unch
 nothing; one builder at a time works. With the base that this project makes of Debian packages a
 build has no network: wheels are fetched before, with the pip of this machine and its settings, and
 checked against the hashes of the requirements, so no setting of this machine gets into an
-image. Equal input gives equal digests: files have the time of the last commit that changed an
-input, or ``SOURCE_DATE_EPOCH`` (Unix seconds), and byte code has none.
+image. Equal input gives equal digests, also of layers that an earlier build made: files have the
+time ``EPOCH_S``, or ``SOURCE_DATE_EPOCH`` (Unix seconds), and byte code has none.
 
 Needs buildah, and mmdebstrap for the base of Debian packages.
 """
@@ -41,11 +41,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTAINERFILE = "deploy/Containerfile"
 INPUTS = (
     *(CONTAINERFILE, "deploy/apt-snapshot.sh", "requirements", "libs", "services"),
-    *("native/libvgpu", "tools/build_native.py", "tools/images/root.py", "tools/images/sets.py"),
+    *("native/libvgpu", "native/hami-recall", "tools/build_native.py"),
+    *("tools/images/root.py", "tools/images/sets.py"),
 )
 """Files and folders that a build may copy."""
 UNUSED = ("libs/hami-sim/", "native/libvgpu/tests/")
 """Parts of them that no image has."""
+EPOCH_S = 1_767_225_600
+"""Time of all files of an image: 2026-01-01."""
 BUILDERS = ("tools/images", "tools/sbom.py")
 """Other inputs: this program. The references of deploy/kustomize are one more."""
 SCHEDULER = "kube-scheduler"
@@ -186,7 +189,7 @@ def _recipe(base_image: str, for_platform: str, kubernetes: str | None) -> Recip
             base_image = base.stand_in(_buildah(), architecture)
         except subprocess.CalledProcessError as error:
             raise _failed("the base of Debian packages", error) from error
-    epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or _time_of_inputs())
+    epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or EPOCH_S)
     known = (base_image, target, epoch_s, _version(), sorted(references().items()))
     summary = hashlib.sha256(repr(known).encode())
     for name in _files(*INPUTS, *BUILDERS):
@@ -244,12 +247,6 @@ def _files(*roots: str) -> list[str]:
     return sorted(
         {name for name in listed if (ROOT / name).is_file() and not name.startswith(UNUSED)}
     )
-
-
-def _time_of_inputs() -> int:
-    words = ["git", "log", "-1", "--format=%at", "--", *INPUTS]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(done.stdout.strip() or 0)
 
 
 def _folder(recipe: Recipe, name: str) -> Path:

@@ -21,7 +21,9 @@ from tests.attack.fuzz.inputs import DEEP, DIGITS, damaged, pick
 from tests.attack.fuzz.laws import DETAIL, Case, Told, cause, chance_of, resident_mib
 
 TOML, YAML = "devices.toml", "devices.yaml"
-FIELDS = ("slots", "memory_scaling", "core_scaling", "reserved_mib", "hidden", "cordoned")
+FIELDS = (
+    "slots", "memory_scaling", "overcommit", "core_scaling", "reserved_mib", "hidden", "cordoned",
+)  # fmt: skip
 LISTS = ("nodes", "vendors", "types", "uuids", "indexes")
 NUMBERS = (
     "0", "1", "10", "-1", "1024", "1025", "2147483648", "9223372036854775808", "1" * 25, DIGITS,
@@ -49,6 +51,7 @@ LENGTH_BYTES = 4
 SOUND = {
     "slots": ("1", "2", "16", "1024"),
     "memory_scaling": ("1.0", "2.5", "0.5", "100.0"),
+    "overcommit": ('"managed"', '"recall"'),
     "core_scaling": ("1.0", "2", "1e1"),
     "reserved_mib": ("0", "512", "100000"),
     "hidden": ("true", "false"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hami_sim.hardware import profile as profiles
-from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
+from hami_sim.hardware.fake_nvml import NODES_VARIABLE, STATE_VARIABLE, FakeNvml
 from tools.build_native_fakes import CUDA, DEFAULT_OUT, NVML, build
 
 DRIVER = Path("/var/lib/nvidia")
@@ -110,7 +110,11 @@ class Hardware:
                 for name, paths in named
             ],
             "containerEdits": {
-                "env": ["NVIDIA_VISIBLE_DEVICES=void", f"{STATE_VARIABLE}={state}/machine"],
+                "env": [
+                    "NVIDIA_VISIBLE_DEVICES=void",
+                    f"{STATE_VARIABLE}={state}/machine",
+                    f"{NODES_VARIABLE}=/dev/nvidia",
+                ],
                 "deviceNodes": [{"path": f"/dev/{name}"} for name in CONTROL_NODES],
                 "mounts": [
                     *(

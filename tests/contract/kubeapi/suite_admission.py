@@ -3,6 +3,7 @@
 
 import base64
 import itertools
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -50,6 +51,48 @@ async def in_force(cluster: Cluster, hook: Any, **fields: Any) -> None:
 
     await until(asked)
     hook.requests.clear()
+
+
+def on_bindings(cluster: Cluster, hook: Any, **fields: Any) -> AbstractAsyncContextManager[str]:
+    """Register a mutating hook for Bindings, and for pods so that ``in_force`` sees it."""
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"]}
+    rules = [{**rule, "resources": ["pods", "pods/binding", "bindings"]}]
+    return registered(
+        cluster, hook, mutating=True, rules=rules, sideEffects="NoneOnDryRun", **fields
+    )
+
+
+async def waiting_pod(cluster: Cluster, hook: Any, name: str, **metadata: Any) -> Obj:
+    """Create a pod that waits for its binding, under a registration that is in force."""
+    await in_force(cluster, hook)
+    made = await cluster.client.create("pods", pod(name, **metadata), cluster.namespace)
+    hook.requests.clear()
+    return made
+
+
+def binding_of(name: str) -> Obj:
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n"},
+    }
+
+
+def placing(made: Obj, **notes: str) -> Any:
+    """Bind this version of the pod, with these annotations beside those of the Binding."""
+
+    def answer(request: Obj) -> Obj:
+        before = request["object"]["metadata"]
+        after = {
+            **before,
+            "uid": made["metadata"]["uid"],
+            "resourceVersion": made["metadata"]["resourceVersion"],
+            "annotations": {**(before.get("annotations") or {}), **notes},
+        }
+        return dict(patching({"op": "replace", "path": "/metadata", "value": after})(request))
+
+    return answer
 
 
 class AdmissionContract:
@@ -260,6 +303,87 @@ class AdmissionContract:
             assert request["object"]["kind"] == "Binding"
             assert request["object"]["metadata"]["annotations"] == {"k": "v"}
             await cluster.client.delete("pods", "a", cluster.namespace, gracePeriodSeconds="0")
+
+    async def test_webhook_adds_annotations_and_preconditions_to_a_binding(
+        self, cluster: Cluster
+    ) -> None:
+        async with webhook_server() as hook, on_bindings(cluster, hook):
+            made = await waiting_pod(cluster, hook, "a", annotations={"kept": "yes"})
+            hook.answer = placing(made, forged="real", added="yes")
+            await cluster.client.bind(
+                "a", "n", namespace=cluster.namespace, annotations={"forged": "x", "own": "z"}
+            )
+            bound = await cluster.client.get("pods", "a", cluster.namespace)
+            assert bound["spec"]["nodeName"] == "n"
+            assert bound["metadata"]["annotations"] == {
+                "kept": "yes",
+                "forged": "real",
+                "added": "yes",
+                "own": "z",
+            }
+            (request,) = hook.requests
+            assert (request["name"], request["dryRun"]) == ("a", False)
+            await cluster.client.delete("pods", "a", cluster.namespace, gracePeriodSeconds="0")
+
+    @pytest.mark.parametrize("field", ["uid", "resourceVersion"])
+    async def test_precondition_that_a_webhook_adds_to_a_binding_is_enforced(
+        self, cluster: Cluster, field: str
+    ) -> None:
+        async with webhook_server() as hook, on_bindings(cluster, hook):
+            made = await waiting_pod(cluster, hook, "a")
+            made["metadata"][field] = "1"
+            hook.answer = placing(made, added="yes")
+            with refused(409, "Conflict", "Precondition failed"):
+                await cluster.client.bind("a", "n", namespace=cluster.namespace)
+            left = await cluster.client.get("pods", "a", cluster.namespace)
+            assert "nodeName" not in left["spec"]
+            assert "annotations" not in left["metadata"]
+
+    async def test_dry_run_of_a_binding_reaches_the_webhook_as_one(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, on_bindings(cluster, hook):
+            made = await waiting_pod(cluster, hook, "a")
+            hook.answer = placing(made, added="yes")
+            path = f"{path_of('pods', cluster.namespace)}/a/binding"
+            query = {"dryRun": "All"}
+            reply = await cluster.client.raw("POST", path, body=binding_of("a"), query=query)
+            assert reply.code == 201
+            assert [request["dryRun"] for request in hook.requests] == [True]
+            left = await cluster.client.get("pods", "a", cluster.namespace)
+            assert "nodeName" not in left["spec"]
+
+    async def test_collection_of_bindings_is_admitted_with_the_name_in_the_object(
+        self, cluster: Cluster
+    ) -> None:
+        async with webhook_server() as hook, on_bindings(cluster, hook):
+            made = await waiting_pod(cluster, hook, "a")
+            hook.answer = placing(made, added="yes")
+            path = path_of("bindings", cluster.namespace)
+            reply = await cluster.client.raw("POST", path, body=binding_of("a"))
+            assert reply.code == 201
+            (request,) = hook.requests
+            assert request["resource"]["resource"] in ("bindings", "pods")
+            assert request["object"]["metadata"]["name"] == "a"
+            bound = await cluster.client.get("pods", "a", cluster.namespace)
+            assert bound["spec"]["nodeName"] == "n"
+            assert bound["metadata"]["annotations"] == {"added": "yes"}
+            await cluster.client.delete("pods", "a", cluster.namespace, gracePeriodSeconds="0")
+
+    async def test_match_condition_on_the_user_chooses_the_bindings(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, on_bindings(cluster, hook):
+            await waiting_pod(cluster, hook, "a")
+            await cluster.client.bind("a", "n", namespace=cluster.namespace)
+            username = hook.requests[0]["userInfo"]["username"]
+            assert username
+            await cluster.client.delete("pods", "a", cluster.namespace, gracePeriodSeconds="0")
+        by_user = f"request.kind.kind == 'Pod' || request.userInfo.username != '{username}'"
+        async with (
+            webhook_server() as hook,
+            on_bindings(cluster, hook, matchConditions=[{"name": "binder", "expression": by_user}]),
+        ):
+            await waiting_pod(cluster, hook, "b")
+            await cluster.client.bind("b", "n", namespace=cluster.namespace)
+            assert hook.requests == []
+            await cluster.client.delete("pods", "b", cluster.namespace, gracePeriodSeconds="0")
 
     async def test_a_patched_pod_is_validated_again(self, cluster: Cluster) -> None:
         async with webhook_server() as hook, registered(cluster, hook, mutating=True):

@@ -46,6 +46,8 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
         self.allocated: list[list[str]] = []
         self.pre_started: list[list[str]] = []
         self.options_asked = 0
+        self.streams = 0
+        """Open ``ListAndWatch`` streams."""
         self.answer: Answer = _echo
         self.pre_start_answer: Callable[[Sequence[str]], Awaitable[None]] | None = None
         self._directory = directory
@@ -117,15 +119,19 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
     async def ListAndWatch(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> AsyncIterator[api.ListAndWatchResponse]:
-        while True:
-            self._changed = anyio.Event()
-            yield api.ListAndWatchResponse(
-                devices=[
-                    api.Device(ID=id_, health=health, topology=self._topology(id_))
-                    for id_, health in self._health.items()
-                ]
-            )
-            await self._changed.wait()
+        self.streams += 1
+        try:
+            while True:
+                self._changed = anyio.Event()
+                yield api.ListAndWatchResponse(
+                    devices=[
+                        api.Device(ID=id_, health=health, topology=self._topology(id_))
+                        for id_, health in self._health.items()
+                    ]
+                )
+                await self._changed.wait()
+        finally:
+            self.streams -= 1
 
     def _topology(self, id_: str) -> api.TopologyInfo | None:
         if id_ not in self._numa:

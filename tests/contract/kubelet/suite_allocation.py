@@ -143,6 +143,21 @@ class AllocationContract:
         pod = await node.run([asks("contract.example.com/nobody", 1)])
         await node.in_phase(pod, "Running")
 
+    async def test_resource_in_the_status_of_another_writer_is_kept_and_added_up(
+        self, node: Node
+    ) -> None:
+        resource = "contract.example.com/amount"
+        await node.write_amount(resource, "5")
+        first = await node.run([asks(resource, 3)])
+        await node.in_phase(first, "Running")
+        refused = await node.run([asks(resource, 3)])
+        failed = await node.in_phase(refused, "Failed")
+        assert failed["status"]["reason"] == f"OutOf{resource}"
+        await node.write_amount(resource, "6")
+        await node.admits([asks(resource, 3)])
+        await node.write_amount(resource, None)
+        await node.admits([asks(resource, 3)])
+
     async def test_pod_refused_for_cpu_had_its_allocate_call_and_frees_its_devices(
         self, node: Node
     ) -> None:

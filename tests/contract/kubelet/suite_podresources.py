@@ -45,6 +45,17 @@ class PodResourcesContract:
             assert numa_by_id == {"a": [0], "b": []}
             assert len(entry.devices) == 2
 
+    async def test_ids_with_two_colons_are_held_and_listed_unchanged(self, node: Node) -> None:
+        """The form that NVIDIA's plugin and the agent use for shared devices."""
+        ids = [f"GPU-0fd1a5b6-5a0c-4b8e-9d3c-2f5e7a9b1c3d::{number}" for number in range(2)]
+        async with node.plugin(ids) as plugin:
+            await node.joined(plugin, 2)
+            pods = [await node.run([asks(plugin.resource)]) for _ in ids]
+            for pod in pods:
+                await node.in_phase(pod, "Running")
+            held = [await node.ids(pod, plugin.resource) for pod in pods]
+            assert sorted(map(sorted, held)) == [[one] for one in ids]
+
     async def test_ended_pod_is_not_listed(self, node: Node) -> None:
         pod = await node.run([asks(script="exit 0")])
         await node.in_phase(pod, "Succeeded")

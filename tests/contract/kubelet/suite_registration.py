@@ -5,9 +5,14 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.contract.kubelet.plugin import TestPlugin
 from tests.contract.kubelet.support import Node, asks, identity, ids_in, until
 
 pytestmark = pytest.mark.anyio
+
+KEEPS_DEVICES_SINCE = 37
+"""Minor release of kubelet that serves several plugins of one resource; those between 34 and this
+one were not looked at."""
 
 
 class RegistrationContract:
@@ -53,6 +58,33 @@ class RegistrationContract:
             old.set_health(dict.fromkeys("xyz", "Healthy"))
             await old.serve()
             await node.joined(old, 3)
+
+    async def test_later_plugin_takes_a_resource_over_and_the_older_stream_stays_open(
+        self, node: Node
+    ) -> None:
+        """Kubelet does not report it: only its list of healthy devices shows it.
+
+        When the later plugin ends, its devices are gone up to 1.34; in 1.37 they stay, with the
+        older plugin to be asked for them, until that one sends its list again.
+        """
+        older = node.plugin(["a", "b"])
+        async with older:
+            await node.joined(older, 2)
+            later = TestPlugin(
+                node.plugin_directory, older.resource, ["c"], endpoint=f"later-{older.socket.name}"
+            )
+            async with later:
+                await node.joined(later, 1)
+                assert older.streams == 1
+            if await node.minor_release() >= KEEPS_DEVICES_SINCE:
+                older.set_health({"a": "Healthy", "b": "Unhealthy"})
+                await node.shows(older.resource, 2, 1)
+                assert older.streams == 1
+                return
+            await node.shows(older.resource, 1, 0)
+            assert older.streams == 1
+            await older.register()
+            await node.joined(older, 2)
 
     async def test_other_api_version_is_refused(self, node: Node) -> None:
         async with node.plugin(["a"]) as plugin:

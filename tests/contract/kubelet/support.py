@@ -56,6 +56,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             **more,
         )
 
+    async def minor_release(self) -> int:
+        """Kubelet's minor release, such as 34."""
+        info = (await self.client.get("nodes", self.name))["status"]["nodeInfo"]
+        return int(info["kubeletVersion"].split(".")[1])
+
     async def amounts(self, resource: str) -> tuple[str, str]:
         """(capacity, allocatable) as the node's status shows them; empty when it shows none."""
         status = (await self.client.get("nodes", self.name))["status"]
@@ -64,6 +69,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     async def shows(self, resource: str, capacity: int, allocatable: int) -> None:
         """Wait until the node's status shows these amounts."""
         want = (str(capacity), str(allocatable))
+        await until(lambda: self.amounts(resource), want.__eq__, within_s=40.0)
+
+    async def write_amount(self, resource: str, amount: str | None) -> None:
+        """Write the capacity of a resource that no plugin has; kubelet makes it allocatable."""
+        patch = {"status": {"capacity": {resource: amount}}}
+        await self.client.patch("nodes", self.name, patch, subresource="status")
+        want = (amount or "", amount or "")
         await until(lambda: self.amounts(resource), want.__eq__, within_s=40.0)
 
     async def joined(self, plugin: TestPlugin, count: int) -> None:
@@ -138,6 +150,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             return pod
 
         return await until(read, lambda pod: pod.get("status", {}).get("phase") in phases)
+
+    async def admits(self, containers: Sequence[Obj]) -> str:
+        """Create such a pod again until one runs: kubelet judges by the node as it last saw it."""
+
+        async def phase() -> tuple[str, str]:
+            name = await self.run(containers)
+            return name, (await self.in_phase(name, "Running", "Failed"))["status"]["phase"]
+
+        name, _ = await until(phase, lambda seen: seen[1] == "Running")
+        return name
 
     async def prints(self, pod: str, text: str, *, container: str = "main") -> str:
         """Wait until a container has printed a text."""

@@ -132,6 +132,7 @@ def test_a_second_signal_ends_the_process_at_once_even_when_its_loop_is_stuck(
 ) -> None:
     body = f"""
     async def main(context):
+        context.ready.set()  # else the first signal cancels the work
         say("ready")
         await context.stopping.wait()
         say("stopping")

@@ -268,7 +268,7 @@ class Cluster:
 
 async def _answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
     review = await request.json()
-    patch = [{"op": "add", "path": "/spec/schedulerName", "value": "hami-scheduler"}]
+    patch = [{"op": "add", "path": "/metadata/labels", "value": {"hami.io/managed": "true"}}]
     response = {
         "uid": review["request"]["uid"],
         "allowed": True,
@@ -398,25 +398,89 @@ async def test_node_that_both_systems_select_is_named(cluster: Cluster) -> None:
     ]
 
 
-async def test_daemonset_of_another_plugin_is_named(cluster: Cluster) -> None:
-    labels = {"app": "plugin"}
-    await cluster.put("/api/v1/namespaces", {"metadata": {"name": "gpu-operator"}})
-    await cluster.put(
-        "/apis/apps/v1/namespaces/gpu-operator/daemonsets",
-        {
-            "metadata": {"name": "nvidia-device-plugin"},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {"containers": [{"name": "a", "image": "nvidia/k8s-device-plugin:1"}]},
-                },
-            },
+OPERATOR = "/apis/apps/v1/namespaces/gpu-operator/daemonsets"
+DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
+
+
+async def with_gpu_operator(cluster: Cluster, **labels: str) -> None:
+    """A node with an agent and these labels, and the operator's DaemonSets, as it creates them."""
+    for namespace in ("gpu-operator", "hami-agents"):
+        await cluster.put("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    ours = node(hami=True)
+    ours["metadata"]["labels"] |= {
+        DEPLOY: "true",
+        "nvidia.com/gpu.deploy.mig-manager": "true",
+        **labels,
+    }
+    await cluster.put("/api/v1/nodes", ours)
+    for part, image in (
+        ("device-plugin", "registry.example.com/nvidia/k8s-device-plugin:v0.17"),
+        ("mig-manager", "registry.example.com/nvidia/cloud-native/k8s-mig-manager:v0.12"),
+        ("dcgm-exporter", "registry.example.com/nvidia/k8s/dcgm-exporter:4.4"),
+    ):
+        document = daemonset(
+            f"nvidia-{part}-daemonset",
+            {"app": f"nvidia-{part}"},
+            nodeSelector={f"nvidia.com/gpu.deploy.{part}": "true"},
+        )
+        document["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        await cluster.put(OPERATOR, document)
+
+
+async def test_gpu_operators_plugin_and_mig_manager_are_named_with_the_labels_to_set(
+    cluster: Cluster,
+) -> None:
+    await with_gpu_operator(cluster, **{"nvidia.com/mig.config": "all-disabled"})
+    labels = "nvidia.com/gpu.deploy.mig-manager=false nvidia.com/mig.config-"
+    found = await cluster.doctor().second_plugin()
+    assert [(one.verdict, one.check, one.node, one.fix) for one in found] == [
+        (
+            "FAIL",
+            "second-plugin",
+            NODE,
+            f"kubectl label --overwrite node {NODE} nvidia.com/gpu.deploy.device-plugin=false",
+        ),
+        (
+            "FAIL",
+            "second-plugin",
+            NODE,
+            f"kubectl label --overwrite node {NODE} {labels}",
+        ),
+    ]
+    assert "gpu-operator/nvidia-device-plugin-daemonset" in found[0].text
+
+
+async def test_gpu_operator_beside_ours_passes_with_these_labels(cluster: Cluster) -> None:
+    await with_gpu_operator(
+        cluster,
+        **{
+            "nvidia.com/gpu.deploy.device-plugin": "false",
+            "nvidia.com/gpu.deploy.mig-manager": "false",
+            "nvidia.com/mig.config": "all-disabled",
         },
     )
     found = await cluster.doctor().second_plugin()
+    assert [(one.verdict, one.check) for one in found] == [("PASS", "second-plugin")]
+
+
+async def test_plugin_without_the_operator_is_named_only_on_nodes_with_an_agent(
+    cluster: Cluster,
+) -> None:
+    plugin = daemonset("plugin", {"app": "plugin"}, nodeSelector={"pool": "nvidia"})
+    plugin["spec"]["template"]["spec"]["containers"][0]["image"] = "nvidia/k8s-device-plugin:1"
+    await cluster.put("/apis/apps/v1/namespaces/kube-system/daemonsets", plugin)
+    theirs = node(hami=False, name="node-9")
+    theirs["metadata"]["labels"]["pool"] = "nvidia"
+    await cluster.put("/api/v1/nodes", theirs)
+    ours = node(hami=True)
+    await cluster.put("/api/v1/nodes", ours)
+    assert bad(await cluster.doctor().second_plugin()) == []
+    ours["metadata"]["labels"]["pool"] = "nvidia"
+    await cluster.put("/api/v1/nodes", ours)
+    found = await cluster.doctor().second_plugin()
     assert bad(found) == [("second-plugin", "FAIL")]
-    assert "gpu-operator/nvidia-device-plugin" in found[0].text
+    assert "kube-system/plugin" in found[0].text
+    assert DEPLOY in found[0].fix
 
 
 async def _away(cluster: Cluster) -> None:

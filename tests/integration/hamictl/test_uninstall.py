@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from hami_common.compat import volcano
 from hami_common.pods import annotations
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import SystemClock
@@ -188,6 +189,27 @@ async def test_node_is_as_before_the_installation(site: Site) -> None:
         assert (await site.admin.list(kind))["items"] == [], kind
     maps = (await site.admin.list("configmaps", "hami-agents"))["items"]
     assert uninstalling.PLAN not in [one["metadata"]["name"] for one in maps]
+
+
+async def test_advertised_totals_are_removed_although_they_are_positive(site: Site) -> None:
+    before = await site.install()
+    total = {"nvidia.com/gpumem": "160000", "nvidia.com/gpucores": "400"}
+    status = {"status": {"capacity": total, "allocatable": total}}
+    await site.admin.patch("nodes", NODE, status, subresource="status")
+    key = annotations.advertised_amounts("nvidia")
+    described = {volcano.REGISTER: "GPU-1:", volcano.HANDSHAKE: volcano.handshake(0)}
+    marks = {"metadata": {"annotations": {key: ",".join(sorted(total)), **described}}}
+    await site.admin.patch("nodes", NODE, marks)
+    planned = await site.uninstaller().plan()
+    assert planned.nodes[0].resources_removed == (
+        *("nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem"),
+    )
+    outcome = await site.uninstall()
+    assert outcome.is_complete
+    assert plain(await site.admin.get("nodes", NODE)) == plain(before)
+    (result,) = outcome.nodes
+    assert {key, *described} <= set(result.keys_removed)
+    assert set(result.resources_removed) == {*total, "nvidia.com/gpu"}
 
 
 async def test_removal_pod_runs_the_agents_image_with_its_settings_on_its_node(

@@ -47,6 +47,12 @@ SPEC = ClusterSpec(
     },
 )
 
+OVERCOMMITTED = """
+[[rules]]
+types = ["A30"]
+memory_scaling = 1.1
+"""
+
 HAMI_EXPRESSIONS = (
     "sum by (nodeid) (GPUDeviceMemoryAllocated) / sum by (nodeid) (GPUDeviceMemoryLimit) * 100",
     (
@@ -171,6 +177,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     program_or_skip("prometheus")
     directory = tmp_path_factory.mktemp("m")  # sockets lie below, and have short names
     async with run_cluster(SPEC, directory / "c") as cluster, background() as group:
+        with (cluster.directory / "devices.toml").open("a", encoding="utf-8") as file:
+            file.write(OVERCOMMITTED)
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}}
         await cluster.create(
             "/api/v1/namespaces/default/resourcequotas",

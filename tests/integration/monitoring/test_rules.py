@@ -121,6 +121,12 @@ CASES: dict[str, Case] = {
     "HamiBreach": Case(
         bad={BREACH_SERIES: "1x240"}, good={BREACH_SERIES: "1 _x240"}, labels=BREACH
     ),
+    "HamiDeviceThrashing": Case(
+        bad={'hami_overcommit_pressure{kind="thrashing",device_uuid="GPU-1"}': "1x240"},
+        good={'hami_overcommit_pressure{kind="spilled",device_uuid="GPU-1"}': "1x240"},
+        labels={"device_uuid": "GPU-1"},
+    ),
+    "HamiHostMemoryShort": gauge('hami_overcommit_host_headroom_bytes{node="n"}', -1, 1, node="n"),
     "HamiWrongDevices": Case(
         bad={'hami_nodeagent_mismatches_total{instance="a"}': RISES},
         good={'hami_nodeagent_mismatches_total{instance="a"}': NEVER},

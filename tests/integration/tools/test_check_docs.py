@@ -36,7 +36,7 @@ def test_every_command_is_run_or_says_why_not() -> None:
     [
         ("hamictl get nodes --registri x", "No such option"),
         ("hamictl get gadgets", "No such command"),
-        ("hamictl simulate --pods a.yaml", "Missing option"),
+        ("hamictl defrag --pods a.yaml", "Missing option"),
         ("kubectl hami top nodes -o tree", "'tree' is not one of"),
         ("./dev demo --onse", "unrecognized arguments: --onse"),
         ("./dev bench nothing", "there is no module tests.bench.nothing"),
@@ -80,7 +80,7 @@ def test_mark_says_why_a_block_is_not_run_and_holds_for_it_alone() -> None:
     ("text", "is_form"),
     [
         ("`hamictl explain pod NAME`", True),
-        ("`hamictl simulate`", True),
+        ("`hamictl defrag`", True),
         ("`kubectl describe pod`", True),
         ("`hamictl get nodes`", False),
         ("`kubectl get pods -o wide`", False),
@@ -97,6 +97,7 @@ def test_command_within_a_sentence_may_only_show_a_form(text: str, *, is_form: b
     [
         ("yaml", "limits:\n  nvidia.com/gpumem: 3Gi\n", "gpumem"),
         ("yaml", "limits:\n  nvidia.com/gpumen: 3000\n", "asks for no device of ours"),
+        ("yaml", "spec: {a: [{resourcesPerNode: {limits: {nvidia.com/gpumem: 3Gi}}}]}\n", "gpumem"),
         ("yaml", "kind: ResourceQuota\nspec: {hard: {limits.nvidia.com/mem: 1}}\n", "no resource"),
         ("yaml", "a: [\n", "expected"),
         ("toml", "[defaults]\nslotz = 4\n", "slotz"),

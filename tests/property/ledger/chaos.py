@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random operations of all actors of a cluster with two schedulers.
 
-Each operation is one action of one actor: kube-scheduler asks a replica to bind, an agent reports a
-state, an operator resizes a share, users and kubelets change pods, nodes and replicas vanish and
-return, time passes. Many run at once. The operations drawn depend on the seed and on the state of
-the cluster. Memory in MiB, compute in percent of one device.
+Each operation is one action of one actor: kube-scheduler asks a replica to bind, or the API server
+to admit another scheduler's Binding, an agent reports a state, an operator resizes a share, users
+and kubelets change pods, nodes and replicas vanish and return, time passes. Many run at once. The
+operations drawn depend on the seed and on the state of the cluster. Memory in MiB, compute in
+percent of one device.
 """
 
 import random
@@ -159,7 +160,7 @@ class Chaos:
         await self._bind(self._waiting_pod(), self._replica())
 
     async def bind_by_both(self) -> None:
-        """Let two kube-schedulers handle the same pod."""
+        """Let two schedulers handle the same pod: ours, others, or one of each."""
         pod = self._waiting_pod()
         async with anyio.create_task_group() as group:
             for slot in SLOTS:
@@ -187,8 +188,13 @@ class Chaos:
             node=self._tried[meta["uid"]],
         )
 
+        is_ours = self._rng.random() < 0.7
+
         async def ask() -> None:
-            self.outcomes[f"bind {await replica.bind(args, scope=scope)}"] += 1
+            if is_ours:
+                self.outcomes[f"bind {await replica.bind(args, scope=scope)}"] += 1
+            else:
+                self.outcomes[f"admit {await replica.admit(args, scope=scope)}"] += 1
 
         if any(link.state == "hanging" for link in replica.links):
             self.world.leave(ask)  # the caller times out

@@ -175,6 +175,7 @@ def test_every_object_that_a_pod_mounts_is_created() -> None:
         bootstrap.SERVING,
         bootstrap.BUS_SERVING,
         bootstrap.REGISTRY_SERVING,
+        bootstrap.BIND_ADMISSION_SERVING,
         bootstrap.AUTHORITY_BUNDLE,
         *bootstrap.BUS_SECRETS,
     }
@@ -204,6 +205,7 @@ def test_account_that_makes_keys_may_read_and_renew_them() -> None:
         bootstrap.SERVING,
         bootstrap.BUS_SERVING,
         bootstrap.REGISTRY_SERVING,
+        bootstrap.BIND_ADMISSION_SERVING,
         *bootstrap.BUS_SECRETS,
     }
     maps = {bootstrap.TRUSTED_KEYS, bootstrap.AUTHORITY_BUNDLE, bootstrap.BUS_ACCOUNTS}

@@ -89,7 +89,7 @@ def test_alert_is_about_metrics_of_the_catalogue(alert: str) -> None:
         assert name in known or name.removesuffix("_bucket") in known, name
 
 
-OF_WORDS = {"kind", "vendor", "queue", "resource"}
+OF_WORDS = {"kind", "vendor", "queue", "resource", "phase", "operation", "reason"}
 """Labels whose values are constants of the project, or of the configuration."""
 OF_HARDWARE = {"device", "node", "device_uuid", "device_index", "device_type", "zone"}
 OF_HARDWARE |= {"mig_uuid", "gpu_instance_id", "compute_instance_id", "profile"}

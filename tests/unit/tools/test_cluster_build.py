@@ -29,12 +29,16 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def go(folder: Path, script: str, version: str = "1.26.5") -> str:
-    """A directory with a compiler that does what ``script`` says."""
+def go(folder: Path, script: str, version: str = "1.26.5", *, listed: Path = Path()) -> str:
+    """A directory with a compiler that does what ``script`` says.
+
+    ``listed``: directory of every module.
+    """
     folder.mkdir()
     program = folder / "go"
     program.write_text(
-        f'#!/bin/sh\ncase "$1" in env) printf "go{version}\\namd64\\n";; build) {script};; esac\n'
+        f'#!/bin/sh\ncase "$1" in env) printf "go{version}\\namd64\\n";; build) {script};;'
+        f" list) echo {listed};; esac\n"
     )
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -115,6 +119,35 @@ def test_other_programs_are_built_and_found_alike(
     assert find() is None
     assert {path.name for path in make().iterdir()} == names
     assert find() == make()
+
+
+@pytest.mark.usefixtures("sources", "cache")
+@pytest.mark.parametrize(
+    ("make", "find", "program", "place"),
+    [
+        (build.kueue, build.find_kueue, "kueue", "config/components/crd/bases"),
+        (build.volcano, build.find_volcano, "vc-scheduler", "config/crd/volcano/bases"),
+    ],
+)
+def test_files_of_a_module_are_copied_beside_the_program(
+    make: Callable[[], Path],
+    find: Callable[[], Path | None],
+    program: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = tmp_path / "module"
+    bases = module / place
+    bases.mkdir(parents=True)
+    (bases / "queues.yaml").write_text("kind: x\n")
+    (bases / "queues.yaml").chmod(0o444)
+    monkeypatch.setenv("PATH", go(tmp_path / "bin", WRITES, listed=module))
+    assert find() is None
+    made = make()
+    assert {path.name for path in made.iterdir()} == {program, "bases"}
+    assert (made / "bases" / "queues.yaml").read_text() == "kind: x\n"
+    assert find() == made
 
 
 @pytest.mark.usefixtures("sources")

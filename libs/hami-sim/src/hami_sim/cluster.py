@@ -55,6 +55,8 @@ from hami_sim.process import Process
 from hami_sim.tap import Tap
 
 START_S = 60.0
+NODE_MEMORY_MIB = 2 << 20
+"""Memory that a simulated node reports: 2 TiB."""
 _POLL_S = 0.05
 SYSTEM_NAMESPACE = namespaces.SYSTEM
 AGENTS_NAMESPACE = namespaces.AGENTS
@@ -350,6 +352,7 @@ class Cluster:
                     "injection": self.spec.injection,
                     "pods_dir": str(root / "pods"),
                     "usage.owners": "namespace",
+                    "host_memory_mib": str(NODE_MEMORY_MIB),
                     **self._limiter_settings(node),
                     **self._driver_settings(node),
                 },

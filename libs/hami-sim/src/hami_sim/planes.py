@@ -260,6 +260,12 @@ class RealPlane:
         self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s)
         self._take_processes()
 
+    def add_default_scheduler(self) -> Process:
+        """Set up a kube-scheduler without the extender in place of the other, which has ended."""
+        process = self._control.add_default_scheduler()
+        self._take_processes()
+        return process
+
     async def is_scheduler_ready(self) -> bool:
         """Return true if kube-scheduler has synced its caches."""
         return await self._control.is_scheduler_ready()

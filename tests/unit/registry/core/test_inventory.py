@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from hami_common.events.codec import out_of_range
 from hami_common.events.inventory import NodeReport
 from hami_common.model.device import DeviceFacts, Link
-from hami_registry.core.device_config import Defaults, DeviceConfig, Rule, digest
+from hami_registry.core.device_config import Defaults, DeviceConfig, Rule, digest, parse
 from hami_registry.core.inventory import (
     LATE,
     Inventory,
@@ -32,6 +32,42 @@ def report(*devices: DeviceFacts, boot: str = "1", seq: int = 1, **more: object)
         devices=devices,
         **more,  # type: ignore[arg-type]  # test data
     )
+
+
+def test_overcommitted_memory_fits_into_the_hosts() -> None:
+    """Of three cards scaled to 3.0, six cards' worth is promised; half of the host holds three."""
+    inventory = Inventory(DeviceConfig(defaults=Defaults(memory_scaling=3.0)))
+    cards = [facts(name, index=i) for i, name in enumerate("abc")]
+    inventory.accept(report(*cards, host_memory_mib=6001))
+    canonical = inventory.canonical("n", "nvidia", time_s=0)
+    assert [one.capacity_mib for one in canonical.devices] == [2000, 2000, 2000]
+    assert canonical.problem == (
+        "memory is overcommitted by 3000 MiB, not by the configured 6000 MiB: the host has 6001 MiB"
+        ", of which host_memory_ratio allows 3000 MiB"
+    )
+
+
+@pytest.mark.parametrize("host_mib", [0, 12000, 10**6])
+def test_overcommit_that_the_host_can_hold_is_as_configured(host_mib: int) -> None:
+    """A host of unknown memory, as of an agent of an earlier version, limits nothing."""
+    inventory = Inventory(DeviceConfig(defaults=Defaults(memory_scaling=3.0)))
+    cards = [facts(name, index=i) for i, name in enumerate("abc")]
+    inventory.accept(report(*cards, host_memory_mib=host_mib))
+    canonical = inventory.canonical("n", "nvidia", time_s=0)
+    assert [one.capacity_mib for one in canonical.devices] == [3000, 3000, 3000]
+    assert canonical.problem == ""
+
+
+def test_card_without_overcommit_keeps_its_memory_on_a_small_host() -> None:
+    config = parse(
+        b"[[rules]]\nuuids = ['a']\nmemory_scaling = 2.0\n"
+        b"[[rules]]\nuuids = ['b']\nmemory_scaling = 0.5",
+        name="devices.toml",
+    )
+    inventory = Inventory(config)
+    inventory.accept(report(facts("a"), facts("b", index=1), host_memory_mib=1))
+    found = inventory.canonical("n", "nvidia", time_s=0).devices
+    assert [one.capacity_mib for one in found] == [1000, 500]
 
 
 def test_older_report_of_the_same_boot_is_ignored() -> None:

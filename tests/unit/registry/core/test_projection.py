@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read models: joins, bookings, bounded memory."""
 
+import pytest
 from msgspec.structs import replace
 
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -103,6 +104,23 @@ def test_device_shows_bookings_until_their_release() -> None:
     assert (view.booked_mib, view.booked_core_pct, view.booked_slots) == (3000, 30, 1)
     projection.record_seen("n.u", 2, record("release"))
     assert projection.devices()[0].booked_mib == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "cap", "name"),
+    [
+        ("soft", False, "hook"),
+        ("soft", True, "hook+wall"),
+        ("timeslice", True, "timeslice+wall"),
+        ("mps", False, "mps"),
+    ],
+)
+def test_device_shows_the_class_of_its_shares(mode: str, name: str, *, cap: bool) -> None:
+    published = devices()
+    device = replace(published.devices[0], mode=mode, memory_cap=cap)
+    projection = Projection(liveness_s=15)
+    projection.devices_seen(replace(published, devices=(device,)))
+    assert [view.isolation.name for view in projection.devices()] == [name]
 
 
 def test_node_totals_and_liveness() -> None:

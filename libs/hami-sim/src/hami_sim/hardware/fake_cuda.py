@@ -18,7 +18,7 @@ from typing import Self
 from msgspec import Struct
 
 _MAGIC = 0x3144524143454B41
-_LAYOUT = 2
+_LAYOUT = 4
 _DEVICES = 64
 _SLOTS = 2048
 _HEADER = struct.Struct("<QIIII")
@@ -32,6 +32,12 @@ _SLOT = struct.Struct("<IIQQ")
 _SLOT_BYTES = 64
 _SHARES_AT = _SLOTS_AT + _SLOTS * _SLOT_BYTES
 _SHARE = struct.Struct("<8Q")
+_STRETCHES = 256
+_STRETCH = struct.Struct("<3Q")
+_LOGS_AT = _SHARES_AT + _SLOTS * _DEVICES * _SHARE.size
+_LAUNCHES = 255
+_LAUNCHES_OF = struct.Struct(f"<{1 + _LAUNCHES}Q")
+_LAUNCHES_AT = _LOGS_AT + _SLOTS * _DEVICES * _STRETCHES * _STRETCH.size
 _FLOCK = struct.Struct("<hh4xqqi4x")
 """``struct flock`` of Linux on 64-bit machines: type, whence, start, length, pid."""
 
@@ -109,6 +115,31 @@ class FakeCard:
                 )
         return tuple(found)
 
+    def launched_ns(self, uuid: str, pid: int) -> tuple[int, ...]:
+        """Return when the live process launched its last kernels, oldest first, at most 255.
+
+        Nanoseconds of CLOCK_MONOTONIC.
+        """
+        line = self._line_of(uuid, pid)
+        if line is None:
+            return ()
+        count, *ring = _LAUNCHES_OF.unpack_from(self._map, _LAUNCHES_AT + line * _LAUNCHES_OF.size)
+        oldest = count % _LAUNCHES
+        return tuple(ring[:count] if count < _LAUNCHES else ring[oldest:] + ring[:oldest])
+
+    def served_until_ns(self, uuid: str, pid: int) -> int:
+        """Return until when the device last worked for the live process; 0 if it never did.
+
+        Nanoseconds of CLOCK_MONOTONIC.
+        """
+        line = self._line_of(uuid, pid)
+        if line is None:
+            return 0
+        count = _SHARE.unpack_from(self._map, _SHARES_AT + line * _SHARE.size)[5]
+        last = line * _STRETCHES + (count - 1) % _STRETCHES
+        begin, _, length = _STRETCH.unpack_from(self._map, _LOGS_AT + last * _STRETCH.size)
+        return int(begin + length) if count else 0
+
     def used_bytes(self, uuid: str) -> int:
         """Bytes of the device that all live processes have."""
         return sum(use.used_bytes for use in self.uses(uuid))
@@ -130,6 +161,13 @@ class FakeCard:
             at = _DEVICES_AT + index * _DEVICE_BYTES
             if self._map[at : at + _UUID_BYTES].split(b"\0", 1)[0] == wanted:
                 return index
+        return None
+
+    def _line_of(self, uuid: str, pid: int) -> int | None:
+        device = self._device_of(uuid)
+        for slot in range(self._header()[4]):
+            if device is not None and self._live_pid(slot) == pid:
+                return slot * _DEVICES + device
         return None
 
     def _live_pid(self, slot: int) -> int:

@@ -19,6 +19,8 @@ from hami_sim.hardware import fake_cuda, mig_tables
 from hami_sim.hardware.profile import Level, Profile
 
 STATE_VARIABLE = "FAKE_NVML_STATE"
+NODES_VARIABLE = "FAKE_NVML_NODES"
+"""Start of the paths of device nodes: the fake CUDA driver shows only devices with a node."""
 WHOLE_GPU = 0xFFFFFFFF
 """Instance id of events and processes that concern the complete device."""
 
@@ -83,6 +85,15 @@ class MadeInstance(Struct, frozen=True, kw_only=True):
     """MIG UUIDs of its compute instances."""
 
 
+class MemoryLimits(Struct, frozen=True, kw_only=True):
+    """Limits of one cgroup on one device."""
+
+    group: str
+    """Full path of the cgroup's directory."""
+    soft_mib: int
+    hard_mib: int
+
+
 class Gpu(Struct, frozen=True, kw_only=True):
     """Present state of one device."""
 
@@ -116,6 +127,7 @@ class FakeNvml:
         self._levels: dict[tuple[int, int], int] = {}
         for (a, b), level in profile.level_by_pair().items():
             self._levels[a, b] = self._levels[b, a] = _LEVEL_NUMBER[level]
+        self._traffic: dict[str, tuple[float, float, float]] = {}
         self._faults: list[str] = []
         self._events: list[str] = []
         self._seq = 0
@@ -192,6 +204,35 @@ class FakeNvml:
         ]
         return tuple(sorted(made, key=lambda instance: instance.start))
 
+    def memory_limits(self, index: int) -> tuple[MemoryLimits, ...]:
+        """Return the limits that callers of the library set on the device, by group."""
+        try:
+            text = self._limits_path().read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ()
+        lines = [line.split(" ", 3) for line in text.splitlines()]
+        return tuple(
+            MemoryLimits(group=group, soft_mib=int(soft) // _MIB, hard_mib=int(hard) // _MIB)
+            for uuid, soft, hard, group in sorted(lines)
+            if uuid == self._gpu(index).uuid
+        )
+
+    def set_traffic(self, index: int, dram_pct: float, tx_mib_s: float, rx_mib_s: float) -> None:
+        """Traffic that samples of the device show from now on: bandwidth of memory, and PCIe."""
+        self._traffic[self._gpu(index).uuid] = (dram_pct, tx_mib_s, rx_mib_s)
+        lines = [f"{uuid} {dram} {tx} {rx}\n" for uuid, (dram, tx, rx) in self._traffic.items()]
+        place = self.path.with_name(f"{self.path.name}.traffic")
+        fresh = place.with_suffix(".fresh")
+        fresh.write_text("".join(lines), encoding="ascii")
+        fresh.replace(place)
+
+    def reset_memory_limits(self) -> None:
+        """Drop all limits, as a reset of the devices does."""
+        self._limits_path().unlink(missing_ok=True)
+
+    def _limits_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.limits")
+
     def reset_instances(self) -> None:
         """Remove all MIG instances, as a restart of the machine does."""
         self._instances_path().unlink(missing_ok=True)
@@ -235,6 +276,16 @@ class FakeNvml:
     def clear_faults(self) -> None:
         """Functions answer truly again; sleeping ones wake up."""
         self._faults.clear()
+        self.write()
+
+    def driver_version(self, version: str) -> None:
+        """Set the version of the kernel driver; memory limits per cgroup need 615."""
+        self._system["driver_version"] = version
+        self.write()
+
+    def cuda_version(self, version: int) -> None:
+        """Set the version of the CUDA driver, as 1000 times major and 10 times minor."""
+        self._system["cuda_version"] = str(version)
         self.write()
 
     def init_error(self, code: int) -> None:

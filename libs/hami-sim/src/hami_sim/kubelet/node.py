@@ -124,11 +124,11 @@ class NodeKeeper:
                 await self._changed.wait()
 
     async def watch(self) -> None:
-        """Follow the node's labels and taints, which decide the admission of pods."""
+        """Follow the node's labels, taints and amounts, which decide the admission of pods."""
 
         def seen(_: Obj | None, new: Obj | None) -> None:
-            if new is not None:
-                self.node = {**self.node, "metadata": new["metadata"], "spec": new["spec"]}
+            if new is not None and _revision(new) >= _revision(self.node):
+                self.node = new
 
         selector = f"metadata.name={self.name}"
         await self._client.follow("nodes", seen, field_selector=selector, synced=lambda: None)
@@ -146,12 +146,17 @@ class NodeKeeper:
         allocatable = {**capacity, **{n: str(count) for n, count in counts.allocatable.items()}}
         for name in counts.removed:
             capacity[name] = allocatable[name] = "0"
-        for name, amount in (old.get("capacity") or {}).items():
-            capacity.setdefault(name, amount)
-            allocatable.setdefault(name, (old.get("allocatable") or {}).get(name, amount))
+        # Resources that no device plugin owns are left alone; all that they have is allocatable.
+        known = old.get("capacity") or {}
+        offered: dict[str, str | None] = {**allocatable}
+        for name in (old.get("allocatable") or {}).keys() - known.keys() - capacity.keys():
+            offered[name] = None
+        for name in known.keys() - capacity.keys():
+            if (old.get("allocatable") or {}).get(name) != known[name]:
+                offered[name] = known[name]
         return {
             "capacity": capacity,
-            "allocatable": allocatable,
+            "allocatable": offered,
             "conditions": self._conditions(old),
             "addresses": [
                 {"type": "InternalIP", "address": self._settings.host},
@@ -238,3 +243,7 @@ class NodeKeeper:
         with suppress(Conflict):
             await self._client.create("namespaces", namespace)
         return await self._client.create("leases.coordination.k8s.io", lease)
+
+
+def _revision(node: Obj) -> int:
+    return int((node.get("metadata") or {}).get("resourceVersion") or 0)
