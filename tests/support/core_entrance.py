@@ -59,7 +59,7 @@ READS: Final = {
             "expired",
             "fence",
             "forgettable",
-            "held_for",
+            "reserved_for",
             "holding",
             "holdings",
             "holdings_of_node",

@@ -9,6 +9,7 @@ import pytest
 
 from hami_common.events.allocation import AllocationRecord
 from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.test_shared_reservation import Gate
 from tests.unit.scheduler.shell.world import Running, World, quiet
 
 pytestmark = pytest.mark.anyio
@@ -198,6 +199,60 @@ async def test_two_schedulers_that_place_the_same_two_gangs_admit_one() -> None:
         assert len(held(world)) == 3
         assert len(admitted) == 1
         world.check(*DEVICES)
+
+
+def before_binding(s: Running) -> Gate:
+    """Holds the Binding of the next bind, whose reservation is renewed before."""
+    gate = s.seen.before[len(s.seen.calls) + 1] = Gate()
+    return gate
+
+
+async def test_share_of_a_member_that_another_scheduler_binds_stays_when_the_gang_moves() -> None:
+    world = await world_with_nodes()
+    pods = [member(number, size=2) for number in range(2)]
+    async with (
+        world.scheduler("s1", gang_wait_s=60.0) as one,
+        world.scheduler("s2", gang_wait_s=60.0) as two,
+        anyio.create_task_group() as group,
+    ):
+        for pod in pods:
+            await ask(world, one, pod)
+        of_first, of_second = held(world)["g-0"], held(world)["g-1"]
+        gate = before_binding(one)
+        group.start_soon(one.bind, pods[0], of_first.node)
+        await gate.reached.wait()
+        await quiet()
+        (other,) = {*NODES} - {of_second.node}
+        assert (await ask(world, two, pods[1], nodes=[other]))["NodeNames"] == [other]
+        assert of_first.allocation_id in {record.allocation_id for record in world.live()}
+        await gate.open()
+    assert world.bound()["g-0"] == of_first.node
+    world.check(*DEVICES)
+
+
+async def test_failed_attempt_keeps_the_shares_that_another_scheduler_reserved() -> None:
+    world = await world_with_nodes()
+    pods = {f"g-{number}": world.add_pod(member(number, size=3)) for number in range(3)}
+    async with (
+        world.scheduler("s1", gang_wait_s=60.0) as one,
+        world.scheduler("s2", gang_wait_s=60.0) as two,
+        anyio.create_task_group() as group,
+    ):
+        await quiet()
+        slow = two.seen.before[len(two.seen.calls)] = Gate()
+        group.start_soon(two.filter, pods["g-0"], NODES)
+        await slow.reached.wait()
+        await ask(world, one, pods["g-0"])
+        first, _, last = sorted(held(world).values(), key=lambda r: (r.node, r.pod_uid))
+        assert await one.bind(pods[last.pod], last.node) == ""
+        gate = before_binding(one)
+        group.start_soon(one.bind, pods[first.pod], first.node)
+        await gate.reached.wait()
+        await slow.open()  # its attempt meets shares of the other, and a member that is bound
+        assert {record.writer for record in world.live()} == {first.writer}
+        assert len(world.live()) == 3
+        await gate.open()
+    world.check(*DEVICES)
 
 
 PLUGINS = "scheduling.x-k8s.io/v1alpha1"

@@ -83,7 +83,7 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_for: Reference = ""
     """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>`` or
     ``workload <namespace>/<name>``, whose ``pod`` is then Kueue's Workload; empty for a reservation
-    that a bind made.
+    that a bind made or took over.
     """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
     """Pods on the node, by uid, that own these shares until they have terminated."""

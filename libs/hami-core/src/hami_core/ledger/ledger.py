@@ -108,8 +108,6 @@ STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
 HAMI: Final = "hami"
 """Origin of records of pods that HAMi placed."""
-RENEWED: Final = "renewed"
-"""Reason of a reservation under which a Binding is about to be posted or was posted."""
 
 _Key = tuple[str, str]
 
@@ -260,20 +258,20 @@ class Ledger:
         """Return the UIDs of pods that have, or had, an allocation on the node."""
         return self._uids_by_node.get(node, ())
 
-    def held_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
-        """Return the share reserved ahead for a pod whose bind has not begun, the oldest first.
+    def reserved_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
+        """Return the share that is reserved for a pod without an observed Binding, the oldest first.
 
+        One without ``held_for`` belongs to a bind that has begun: a Binding may be on its way.
         ``fenced``: the pod's annotation ``hami.io/fence``; the allocation it names is being rolled
         back.
         """
-        held = [
+        reserved = [
             holding
             for holding in self.holdings_of_pod(pod_uid)
-            if holding.record.held_for
-            and self.state_of(holding.record.node, pod_uid) == "reserved"
+            if self.state_of(holding.record.node, pod_uid) == "reserved"
             and holding.record.allocation_id != fenced.partition("/")[0]
         ]
-        return min(held, key=lambda holding: holding.revision, default=None)
+        return min(reserved, key=lambda holding: holding.revision, default=None)
 
     def awaited(self, holding: Holding) -> list[Holding]:
         """Return the holdings that must leave the node before the share of ``holding`` is free."""
@@ -784,8 +782,9 @@ class Ledger:
     def plan_renew(self, holding: Holding, *, now_s: float) -> Append:
         """Plan to take over a reservation and renew its lease, unless its record has changed since.
 
-        Takes no more capacity, so the append is conditional on its key only. No Binding is posted
-        under a Workload's hold, which keeps its own lease.
+        Takes no more capacity, so the append is conditional on its key only. A bind begins with it:
+        ``held_for`` ends, so that nobody releases the share as one that no Binding can name. No
+        Binding is posted under a Workload's hold, which keeps its own lease.
         """
         if is_of_workload(holding.record):
             record = replace(holding.record, time_s=now_s, writer=self._writer)
@@ -797,7 +796,8 @@ class Ledger:
                 time_s=now_s,
                 lease_s=self._lease_s,
                 writer=self._writer,
-                reason=RENEWED,
+                reason="renewed",
+                held_for="",
             ),
             fenced=False,
             sequence=holding.revision,

@@ -77,17 +77,19 @@ class _Count(Struct, frozen=True, kw_only=True):
     """Members of a gang by state."""
 
     bound: tuple[PodFacts, ...]
-    held: tuple[tuple[PodFacts, Holding], ...]
+    binding: tuple[Holding, ...]
+    """Shares of members whose bind has begun: a Binding may be on its way."""
+    held: tuple[Holding, ...]
     waiting: tuple[PodFacts, ...]
     """Without a node and without a share."""
 
     @property
     def present(self) -> int:
-        return len(self.bound) + len(self.held) + len(self.waiting)
+        return self.ready + len(self.waiting)
 
     @property
     def ready(self) -> int:
-        return len(self.bound) + len(self.held)
+        return len(self.bound) + len(self.binding) + len(self.held)
 
 
 class _Job(Struct, kw_only=True):
@@ -193,14 +195,16 @@ class Gangs:
                 text=f"GangIncomplete: gang {key} has {count.present} of {size} pods",
             )
         fenced = pod.annotations().get(keys.FENCE, "")
-        held = self._state.ledger.held_for(pod.metadata.uid, fenced=fenced)
+        reserved = self._state.ledger.reserved_for(pod.metadata.uid, fenced=fenced)
         job = _Job(key=key, size=size, names=names, done=anyio.Event())
-        if held is not None:
+        if reserved is not None:
             if count.ready < size:
                 return job
-            node = held.record.node
+            node = reserved.record.node
             if node in names.strings():
                 return Answer(node=node, text=f"GangWaiting: a share is held on node {node}")
+            if not reserved.record.held_for:
+                return None
             job.move = True
             return job
         if count.ready >= size or len(count.bound) >= size - 1:
@@ -209,18 +213,23 @@ class Gangs:
 
     def _count(self, key: str) -> _Count:
         bound: list[PodFacts] = []
-        held: list[tuple[PodFacts, Holding]] = []
+        binding: list[Holding] = []
+        held: list[Holding] = []
         waiting: list[PodFacts] = []
         for pod in self._state.pods.members_of_group(key):
             if pod.node:
                 bound.append(pod)
             elif pod.is_waiting() and not pod.is_gated:
-                holding = self._state.ledger.held_for(pod.uid, fenced=pod.fence)
+                holding = self._state.ledger.reserved_for(pod.uid, fenced=pod.fence)
                 if holding is None:
                     waiting.append(pod)
+                elif holding.record.held_for:
+                    held.append(holding)
                 else:
-                    held.append((pod, holding))
-        return _Count(bound=tuple(bound), held=tuple(held), waiting=tuple(waiting))
+                    binding.append(holding)
+        return _Count(
+            bound=tuple(bound), binding=tuple(binding), held=tuple(held), waiting=tuple(waiting)
+        )
 
     def _is_pointless(self, key: str) -> bool:
         """Return whether another attempt would only repeat the last one."""
@@ -320,7 +329,7 @@ class Gangs:
         """Return (outcome in one word, answer to the members) of one attempt."""
         self._state.require_complete()
         if job.move:
-            for _, holding in self._count(job.key).held:
+            for holding in self._count(job.key).held:
                 await self._effects.ledger.release(holding, "gang-moved")
         count = self._count(job.key)
         need = job.size - count.ready
@@ -353,7 +362,7 @@ class Gangs:
             if pod.request is not None:
                 members.append(Member(request=pod.request, nodes=nodes[id(names)]))
         near = [pod.node for pod in count.bound if not pod.is_finished]
-        near += [holding.record.node for _, holding in count.held]
+        near += [holding.record.node for holding in (*count.binding, *count.held)]
         return await stepwise(place_together(self._state.table, members, near=near))
 
     async def _acquire(self, job: _Job, assignment: Assignment) -> tuple[str, Answer]:
@@ -363,7 +372,7 @@ class Gangs:
             acquired = await reserve_all(
                 assignment,
                 partial(self._hold, hold),
-                release=partial(self._effects.ledger.release, reason="gang-incomplete"),
+                release=self._take_back,
             )
         except HamiError as error:
             outcome = error.outcome if isinstance(error, Refused) else "unavailable"
@@ -379,6 +388,12 @@ class Gangs:
         if pod is None or not pod.is_waiting():
             raise Refused(outcome="gone", text="a member has gone")
         return await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
+
+    async def _take_back(self, holding: Holding) -> bool:
+        """Release a share that this job reserved, not one that another replica's job had before."""
+        if holding.record.writer != self._decisions.writer:
+            return False
+        return await self._effects.ledger.release(holding, "gang-incomplete")
 
     def _try_later(self, key: str) -> None:
         """Wake kube-scheduler after a pause: no event that it watches would trigger the retry."""

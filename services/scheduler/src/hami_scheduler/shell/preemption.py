@@ -224,7 +224,7 @@ class Preemption:
 
         ``None`` when it may go anywhere.
         """
-        held = self._state.ledger.held_for(
+        held = self._state.ledger.reserved_for(
             request.uid, fenced=pod.annotations().get(annotations.FENCE, "")
         )
         if held is None or held.record.held_for != HELD_FOR:
@@ -361,8 +361,10 @@ class Preemption:
                 return "early"
             if not pod.is_waiting():
                 return ""
-            held = self._state.ledger.held_for(uid, fenced=pod.fence)
+            held = self._state.ledger.reserved_for(uid, fenced=pod.fence)
             if held is not None:
+                if not held.record.held_for:
+                    return ""  # being bound
                 return await self._resume(asked, pod, held)
             if len(self._state.core.answer(FilterAsked(request=asked.request), asked.names).left):
                 return ""
@@ -526,7 +528,8 @@ class Preemption:
             except WireInvalid:
                 continue
             is_live = other.op != "release" and other.node != record.node
-            if is_live and other.held_for and entry.revision < holding.revision:
+            is_first = not other.held_for or entry.revision < holding.revision
+            if is_live and is_first:
                 return True
         return False
 

@@ -19,7 +19,6 @@ import anyio
 from hami_common.errors import HamiError, Unavailable
 from hami_common.runtime.tasks import Backoff
 from hami_core.ledger import repair
-from hami_core.ledger.ledger import RENEWED
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import Examine, Repaired
 from hami_scheduler.settings import Settings
@@ -200,8 +199,7 @@ class Recovery:
         """
         for holding in self._state.ledger.reserved():
             record = holding.record
-            is_only_held = record.held_for and record.reason != RENEWED
-            if record.writer == self._writer and not is_only_held:
+            if record.writer == self._writer and not record.held_for:
                 self._state.later(Examine(holding=holding))
 
     async def _forget_tombstones(self) -> None:
