@@ -60,9 +60,10 @@ class ExtenderContract:
         assert "nodeName" not in found["spec"]
 
     async def test_refusals_are_counted_into_the_condition_and_the_event(self, site: Site) -> None:
+        await site.node("n3", spec={"unschedulable": True})
         for name in ("n1", "n2"):
             await site.node(name)
-        await site.node("n3", spec={"unschedulable": True})
+        await site.nodes_are_seen(last="n2")
         site.extender.filter = lambda args: {
             "NodeNames": [],
             "FailedNodes": dict.fromkeys(args["NodeNames"], "memory: wants 9 MiB, best 3 MiB"),

@@ -88,7 +88,16 @@ class Site(msgspec.Struct, frozen=True):
         capacity = {"cpu": "4", "memory": "8Gi", "pods": "110"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         status = {"capacity": capacity, "conditions": [ready]}
-        await self.client.create("nodes", {"metadata": {"name": name}, "status": status, **more})
+        metadata = {"name": name, "labels": {"name": name}}
+        await self.client.create("nodes", {"metadata": metadata, "status": status, **more})
+
+    async def nodes_are_seen(self, *, last: str) -> None:
+        """Wait until the scheduler has seen all nodes, of which this one was created last."""
+        pod = await self.pod({"cpu": "1"}, nodeSelector={"name": last})
+        await self.bound(pod)
+        await self.client.delete(
+            "pods", pod["metadata"]["name"], NAMESPACE, gracePeriodSeconds="0"
+        )
 
     async def pod(self, limits: dict[str, str] | None = None, **spec: Any) -> Obj:
         name = f"pod-{uuid4().hex[:8]}"
