@@ -194,7 +194,7 @@ async def allow_to_bind(admin: KubeClient, users: Sequence[str]) -> None:
 @pytest.fixture(scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     control_plane_or_skip()
-    folder = tmp_path_factory.mktemp("others")
+    folder = tmp_path_factory.mktemp("o")  # sockets of a node: 107 bytes at most
     shortened = {"lease_s": str(LEASE_S), "fence_delay_s": "0.5"}
     scheduler = {**SPEC.settings["scheduler"], **shortened}
     spec = msgspec.structs.replace(SPEC, settings={**SPEC.settings, "scheduler": scheduler})
