@@ -89,12 +89,12 @@ def test_quanta_give_a_thrashing_device_its_throughput_back_and_free_all_when_th
     time.sleep(1.0)
     alone = launches(machine, drives, MEASURED_S)
     drives.append(start_worker(boxes[1], 1536))
-    agent.start(**RULES)
+    agent.start_with(**RULES)
     time.sleep(MEASURED_S)
     assert all(map(agent.is_open, range(2))), "without quanta no container is held back"
     thrashing = launches(machine, drives, MEASURED_S)
     agent.kill()
-    agent.start(**RULES, quanta=True)
+    agent.start_with(**RULES, quanta=True)
     wait_for(lambda: not all(map(agent.is_open, range(2))), PATIENCE_S, "no container is held back")
     quanta = launches(machine, drives, 4 * MEASURED_S)
     print(f"launches per second: alone {alone}, thrashing {thrashing}, quanta {quanta}")
@@ -109,7 +109,7 @@ def test_quanta_give_a_thrashing_device_its_throughput_back_and_free_all_when_th
         PATIENCE_S,
         "a container still waits for the agent that died",
     )
-    agent.start(**RULES)
+    agent.start_with(**RULES)
     wait_for(lambda: all(map(agent.is_open, range(2))), PATIENCE_S, "a gate is left closed")
 
 
@@ -117,7 +117,7 @@ def test_containers_that_fit_the_device_are_not_held_back(
     machine: GpuNode, boxes: list[GpuContainer], agent: OvercommitAgent, start_worker: StartWorker
 ) -> None:
     drives = [start_worker(box, 900) for box in boxes]
-    agent.start(**RULES, quanta=True)
+    agent.start_with(**RULES, quanta=True)
     ends_s = time.monotonic() + 2 * MEASURED_S
     while time.monotonic() < ends_s:
         assert all(map(agent.is_open, range(2)))

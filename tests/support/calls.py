@@ -24,10 +24,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from hami_sim.hardware.fake_cuda import FakeCard
+from tests.support.closing import Closing
 from tests.support.cuda_child import ROOT
 
 SERVER = "tests.support.cuda_server"
@@ -174,7 +174,7 @@ class _Guest:
             self.process.wait()
 
 
-class Replay:
+class Replay(Closing):
     """Replays one sequence in processes of one container; use it in ``with``."""
 
     def __init__(self, sequence: Sequence, environment: Mapping[str, str], state: Path) -> None:
@@ -189,15 +189,7 @@ class Replay:
         self._values: dict[str, int | bytes | Descriptor] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stack.close()
 
     def run(self, uuid: str) -> None:

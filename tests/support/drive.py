@@ -8,10 +8,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.fakes.gpucontainers import GpuContainer
+from tests.support.closing import Closing
 
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
@@ -26,7 +26,7 @@ class DriverError(Exception):
         self.code = code
 
 
-class Drive:
+class Drive(Closing):
     """One process that uses the driver, in a container or, without one, on the bare machine."""
 
     def __init__(
@@ -48,17 +48,6 @@ class Drive:
             text=True,
             bufsize=1,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def send(self, command: str) -> None:
         """Send a command; read its answer with ``answer``."""

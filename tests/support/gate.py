@@ -9,10 +9,10 @@ import socket
 import struct
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from tests.fakes.gpucontainers import GpuContainer
+from tests.support.closing import Closing
 from tests.support.drive import Drive
 
 MAGIC = b"VHAMIRC1"
@@ -39,7 +39,7 @@ class Report(NamedTuple):
     time_s: float
 
 
-class Gate:
+class Gate(Closing):
     """A gate, closed when it is made. The container must have no other doorbell."""
 
     def __init__(self, container: GpuContainer, file: str = FILE) -> None:
@@ -51,15 +51,7 @@ class Gate:
         self._libc = ctypes.CDLL(None)
         self.bell = bind_bell(container.bell_directory / "bell-1")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._map.close()
         self.bell.close()
 

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's watch over overcommitted devices of the fake GPU machine, in a process of its own."""
 
-import os
-import signal
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 from msgspec.structs import replace
@@ -20,14 +17,13 @@ from hami_nodeagent.shell.overcommit import OvercommitWatch
 from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.usage import UsageWatch
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
-from tests.support.keeper import site_of
-from tests.unit.nodeagent.core.builders import device
+from tests.support.gateagent import GateAgent
 
 SAMPLE_S = 0.5
 
 
-class OvercommitAgent:
-    """Keeper of priorities, usage samples and quanta; ``kill`` and ``start`` at any time."""
+class OvercommitAgent(GateAgent):
+    """Keeper of priorities, usage samples and quanta."""
 
     def __init__(
         self,
@@ -38,63 +34,23 @@ class OvercommitAgent:
         limit_mib: int,
     ) -> None:
         """Create the containers' gates."""
-        self._machine = machine
-        uuid = machine.uuids[0]
-        self.site = site_of(
-            uuid,
+        super().__init__(
+            machine,
             level_by_container,
-            memory_mib=limit_mib,
-            on=device(
-                0,
-                uuid=uuid,
-                memory_mib=memory_mib,
-                capacity_mib=len(level_by_container) * limit_mib,
-            ),
+            limit_mib=limit_mib,
+            on={"memory_mib": memory_mib, "capacity_mib": len(level_by_container) * limit_mib},
             agent={"usage": UsageSettings(look_s=SAMPLE_S)},
+            gate=QUANTUM_NAME,
         )
-        self.keys = [(f"uid-pod-{number}", "main") for number in range(len(level_by_container))]
-        self.gates = Gates(PriorityKeeper(self.site).bells, QUANTUM_NAME)
-        for key in self.keys:
-            self.gates.create(key)
-        self.pid = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    def start(self, **rules: Any) -> None:
+    def start_with(self, **rules: Any) -> None:
         """Start the agent; ``rules`` are those of ``ThrashRules``."""
         self.site.use(replace(self.site.settings, thrash=ThrashRules(**rules)))
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.environ.update(self._machine.environment)
-                anyio.run(self._serve)
-            finally:
-                os._exit(1)
+        self.start()
 
-    def kill(self) -> None:
-        """SIGKILL the agent."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
-
-    def is_open(self, number: int) -> bool:
-        """Return whether the file of the container's gate says open, whatever its lease is."""
-        return bool(self.gates.is_open(self.keys[number]))
-
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
         keeper = PriorityKeeper(self.site)
-        library = self._machine.drivers / "libnvidia-ml.so.1"
-        driver = build_driver("nvidia", {"library_path": str(library)})
+        driver = build_driver("nvidia", {"library_path": self.library})
         await driver.discover()
         teller = BreachTeller(
             site=self.site, events=lambda: None, publisher=lambda: None, kube=lambda: None

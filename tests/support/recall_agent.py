@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -21,15 +20,14 @@ from hami_nodeagent.shell.owners import Owner
 from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.recall import RecallWatch
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
-from tests.support.keeper import site_of
-from tests.unit.nodeagent.core.builders import device
+from tests.support.gateagent import GateAgent
 
 DEADLINE_S = 60.0
 """Of a call into NVML: nothing here lists a device again that did not answer in time."""
 
 
-class RecallAgent:
-    """Keeper of priorities, recall and helper; ``kill`` and ``start`` at any time."""
+class RecallAgent(GateAgent):
+    """Keeper of priorities, recall and helper; the helper ends when the agent is killed."""
 
     def __init__(
         self,
@@ -41,67 +39,35 @@ class RecallAgent:
         **settings: float,
     ) -> None:
         """Create the containers' gates; ``settings`` are those of ``RecallSettings``."""
-        self._machine = machine
-        uuid = machine.uuids[0]
         self.card_mib = machine.profile.model.memory_mib
         self._containers = list(level_by_container)
         root = self._containers[0].priority_directory.parents[1] / "host"
         _copy_groups(root)
-        self.site = site_of(
-            uuid,
+        super().__init__(
+            machine,
             level_by_container,
-            memory_mib=limit_mib,
-            on=device(
-                0,
-                uuid=uuid,
-                memory_mib=self.card_mib,
-                capacity_mib=4 * self.card_mib,
-                largest_mib=self.card_mib,
-                overcommit="recall",
-            ),
+            limit_mib=limit_mib,
+            on={
+                "memory_mib": self.card_mib,
+                "capacity_mib": 4 * self.card_mib,
+                "largest_mib": self.card_mib,
+                "overcommit": "recall",
+            },
             agent={
                 "recall": RecallSettings(helper=str(helper), **settings),
                 "host_root": str(root),
             },
         )
-        self.keys = [(f"uid-pod-{number}", "main") for number in range(len(self._containers))]
-        keeper = PriorityKeeper(self.site)
-        self.gates = Gates(keeper.bells)
-        for key in self.keys:
-            self.gates.create(key)
-        self.pid = 0
         self._ends, self._end = socket.socketpair()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
+    def close(self) -> None:
+        super().close()
         self._ends.close()
         self._end.close()
-
-    def start(self) -> None:
-        """Start the agent."""
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.environ.update(self._machine.environment)
-                anyio.run(self._serve)
-            finally:
-                os._exit(1)
-
-    def kill(self) -> None:
-        """SIGKILL the agent; its helper ends when it sees that."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
 
     def end_pod(self, number: int) -> None:
         """Let the pod of the container end, as far as the agent knows."""
@@ -115,10 +81,9 @@ class RecallAgent:
                 os.kill(pid, signal.SIGKILL)
         return bool(pids)
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
         keeper = PriorityKeeper(self.site)
-        library = self._machine.drivers / "libnvidia-ml.so.1"
-        settings = {"library_path": str(library), "call_deadline_s": DEADLINE_S}
+        settings = {"library_path": self.library, "call_deadline_s": DEADLINE_S}
         driver = build_driver("nvidia", settings)
         await driver.discover()
         watch = RecallWatch(
@@ -151,10 +116,6 @@ class RecallAgent:
 
     def _keepers(self) -> list[int]:
         return [container.keeper_pid for container in self._containers]
-
-    def is_open(self, number: int) -> bool:
-        """Return whether the gate of the container is open."""
-        return bool(self.gates.is_open(self.keys[number]))
 
     def open_mib(self, limit_mib: int) -> int:
         """Return the sum of the limits of the containers with an open gate."""

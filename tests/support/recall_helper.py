@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from tests.support.closing import Closing
 
 PATIENCE_S = 30.0
 _PACKET = 512
@@ -23,7 +23,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """Program that becomes another one, with a descriptor of its own as the third."""
 
 
-class RecallHelper:
+class RecallHelper(Closing):
     """One helper; requests are numbered from 1 on."""
 
     def __init__(self, program: Path, env: Mapping[str, str], *words: str | Path) -> None:
@@ -38,17 +38,6 @@ class RecallHelper:
         command = [sys.executable, "-ISc", _AS_THIRD, *argv]
         self.process = subprocess.Popen(command, env=dict(env), pass_fds=(theirs.fileno(),))
         theirs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def send(self, request: str) -> int:
         """Send a request and return its number."""
