@@ -5,7 +5,7 @@ Supported: literals (int, uint, double, string, bool, null), lists, maps, variab
 index access, optional access (`.?`, `[?]`, `orValue`, `hasValue`, `value`), operators
 `|| && ! == != < <= > >= in + - * / % ?:`, macros `has all exists exists_one filter map`, functions
 `size startsWith endsWith contains matches lowerAscii upperAscii trim split substring sum string
-int double`.
+int double quantity semver compareTo isGreaterThan isLessThan`.
 Anything else is a :class:`CelError` when the expression is compiled, never a silent guess.
 
 Errors during evaluation (no such key, no such overload) are values to `&&`, `||`, `all` and
@@ -21,6 +21,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
+
+from hami_sim.apiserver.quantity import parse_quantity
 
 Value: TypeAlias = Any
 Env: TypeAlias = Mapping[str, Value]
@@ -41,6 +43,49 @@ class _Optional:
         self.present = present
 
 
+class Ordered:
+    """A quantity or a version: compared by methods, not by operators."""
+
+    __slots__ = ("key", "kind")
+
+    def __init__(self, kind: str, key: Any) -> None:  # noqa: ANN401 - any value with an order
+        self.kind = kind
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ordered) and (self.kind, self.key) == (other.kind, other.key)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.key))
+
+
+def quantity(text: str) -> Ordered:
+    """Return an amount of Kubernetes as a value of the language."""
+    try:
+        return Ordered("quantity", parse_quantity(text).amount)
+    except ValueError as error:
+        raise CelError(str(error)) from error
+
+
+def semver(text: str) -> Ordered:
+    """Return a semantic version as a value of the language; a release follows its candidates."""
+    match = _SEMVER.fullmatch(text)
+    if match is None:
+        msg = f"{text} is no semantic version"
+        raise CelError(msg)
+    numbers = tuple(int(match[part]) for part in ("major", "minor", "patch"))
+    before = tuple(
+        (0, int(word), "") if word.isdigit() else (1, 0, word)
+        for word in (match["before"] or "").split(".")
+        if word
+    )
+    return Ordered("semver", (*numbers, not before, before))
+
+
+_SEMVER: Final = re.compile(
+    r"(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)(-(?P<before>[0-9A-Za-z.-]+))?"
+    r"(\+[0-9A-Za-z.-]+)?"
+)
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>[\s]+|//[^\n]*)
@@ -423,6 +468,8 @@ def _type_name(value: Value) -> str:
     ):
         if isinstance(value, kind):
             return name
+    if isinstance(value, Ordered):
+        return value.kind
     return type(value).__name__
 
 
@@ -690,11 +737,19 @@ def _to_double(value: Value) -> float:
     raise _no_overload("double", value)
 
 
+def _text(name: str, value: Value) -> str:
+    if not isinstance(value, str):
+        raise _no_overload(name, value)
+    return value
+
+
 _FUNCTIONS: Final[Mapping[str, Callable[[Value], Value]]] = {
     "size": _size,
     "string": _to_string,
     "int": _to_int,
     "double": _to_double,
+    "quantity": lambda value: quantity(_text("quantity", value)),
+    "semver": lambda value: semver(_text("semver", value)),
 }
 
 
@@ -729,7 +784,29 @@ _PLAIN_METHODS: Final[Mapping[str, Callable[[str], Value]]] = {
 }
 
 
+_ORDER_METHODS: Final[Mapping[str, Callable[[Any, Any], Value]]] = {
+    "compareTo": lambda one, two: (one > two) - (one < two),
+    "isGreaterThan": lambda one, two: one > two,
+    "isLessThan": lambda one, two: one < two,
+}
+
+
+def _ordered(name: str, target: Node, argument: Node) -> Node:
+    compare = _ORDER_METHODS[name]
+
+    def call(env: Env) -> Value:
+        one, two = target(env), argument(env)
+        if not isinstance(one, Ordered) or not isinstance(two, Ordered) or one.kind != two.kind:
+            raise _no_overload(name, one, two)
+        return compare(one.key, two.key)
+
+    return call
+
+
 def _method(name: str, target: Node, arguments: list[Node]) -> Node:
+    if name in _ORDER_METHODS:
+        _count(name, arguments, 1)
+        return _ordered(name, target, arguments[0])
     if name in _TEXT_METHODS:
         _count(name, arguments, 1)
         text_method = _TEXT_METHODS[name]

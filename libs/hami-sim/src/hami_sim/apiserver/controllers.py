@@ -2,9 +2,9 @@
 """The few controllers without which an API server alone looks broken.
 
 Garbage collection by owner references (background, foreground, orphan), emptying and removing
-terminating namespaces, status of disruption budgets and resource quotas. All work is done from one
-set of hints that changes feed; a sweep looks at everything, so a lost hint costs time, never
-correctness.
+terminating namespaces, claims of devices, status of disruption budgets and resource quotas. All
+work is done from one set of hints that changes feed; a sweep looks at everything, so a lost hint
+costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import anyio.lowlevel
 from hami_sim.apiserver import disruption, quota
 from hami_sim.apiserver.auth import User
 from hami_sim.apiserver.calls import Call, DeleteOptions
+from hami_sim.apiserver.claims import ClaimController
 from hami_sim.apiserver.errors import ApiError, Obj, clone
 from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.store import Change, Stored
@@ -39,7 +40,8 @@ class Controllers:
         self._store = operations.store
         self._wake = anyio.Event()
         self._store.on_change.append(self._noticed)
-        self._due: set[str] = {"garbage", "namespaces", "budgets", "quotas"}
+        self._claims = ClaimController(operations, _CONTROLLER)
+        self._due: set[str] = {"garbage", "namespaces", "budgets", "quotas", "claims"}
 
     def _noticed(self, key: str, change: Change) -> None:
         if change.type == "DELETED" or change.new.obj["metadata"].get("deletionTimestamp"):
@@ -50,6 +52,8 @@ class Controllers:
             self._due.add("budgets")
         if self._store.tables["resourcequotas"].rows:
             self._due.add("quotas")
+        if not self._claims.is_idle:
+            self._due.add("claims")
         if self._due:
             self._wake.set()
 
@@ -59,6 +63,8 @@ class Controllers:
             due, self._due = self._due, set()
             self._wake = anyio.Event()
             try:
+                if "claims" in due:
+                    await self._claims.work()
                 if "namespaces" in due:
                     await self._empty_namespaces()
                 if "garbage" in due:

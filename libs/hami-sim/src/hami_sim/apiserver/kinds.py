@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from hami_sim.apiserver import admission, pods
+from hami_sim.apiserver import admission, dra, pods
 from hami_sim.apiserver.errors import (
     Cause,
     Obj,
@@ -444,6 +444,30 @@ RULES: Final[Mapping[str, Rules]] = {
         default=_default_priority_class,
         check_create=_check_priority_class,
         check_update=_check_priority_update,
+    ),
+    dra.SLICES: Rules(
+        default=dra.default_slice,
+        check_create=dra.check_slice,
+        check_update=dra.check_slice_update,
+    ),
+    dra.CLAIMS: Rules(
+        default=dra.default_claim,
+        prepare_create=dra.prepare_claim_create,
+        prepare_update=_keep_status,
+        prepare_status=dra.prepare_claim_status,
+        check_create=dra.check_claim,
+        check_update=dra.check_claim_update,
+        check_status=dra.check_claim_status,
+    ),
+    dra.TEMPLATES: Rules(
+        default=dra.default_template,
+        check_create=dra.check_template,
+        check_update=dra.check_template_update,
+    ),
+    dra.CLASSES: Rules(
+        default=dra.default_class,
+        check_create=dra.check_class,
+        check_update=dra.check_class_update,
     ),
     "runtimeclasses.node.k8s.io": Rules(
         check_create=_check_runtime_class, check_update=_check_runtime_update

@@ -269,6 +269,30 @@ RESOURCES: Final = (
         unconditional_update=False,
         index_field="metadata.name",
     ),
+    Resource(
+        group="resource.k8s.io",
+        kind="ResourceSlice",
+        plural="resourceslices",
+        namespaced=False,
+        tracks_generation=True,
+        selectable_fields=("spec.nodeName", "spec.driver", "spec.pool.name"),
+    ),
+    Resource(
+        group="resource.k8s.io",
+        kind="ResourceClaim",
+        plural="resourceclaims",
+        subresources=(_status("ResourceClaim", "resource.k8s.io"),),
+    ),
+    Resource(
+        group="resource.k8s.io", kind="ResourceClaimTemplate", plural="resourceclaimtemplates"
+    ),
+    Resource(
+        group="resource.k8s.io",
+        kind="DeviceClass",
+        plural="deviceclasses",
+        namespaced=False,
+        tracks_generation=True,
+    ),
     *(
         Resource(
             group="apps",

@@ -137,10 +137,11 @@ def refusal(pod: Obj, state: NodeState, ignored: frozenset[str]) -> NodeRefusal 
 
 def tolerates(pod: Obj, taint: Obj) -> bool:
     """Say whether some toleration of the pod covers a taint."""
-    return any(_covers(toleration, taint) for toleration in pod["spec"].get("tolerations") or ())
+    return any(covers(toleration, taint) for toleration in pod["spec"].get("tolerations") or ())
 
 
-def _covers(toleration: Obj, taint: Obj) -> bool:
+def covers(toleration: Obj, taint: Obj) -> bool:
+    """Say whether a toleration covers a taint, of a node or of a device."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):
@@ -193,11 +194,15 @@ def _affinity(pod: Obj, state: NodeState) -> NodeRefusal | None:
         "requiredDuringSchedulingIgnoredDuringExecution"
     )
     if fits and required is not None:
-        terms = required.get("nodeSelectorTerms") or ()
-        fits = any(_term_matches(term, state.node) for term in terms)
+        fits = matches_any(required.get("nodeSelectorTerms") or (), state.node)
     if fits:
         return None
     return NodeRefusal(("node(s) didn't match Pod's node affinity/selector",), resolvable=False)
+
+
+def matches_any(terms: Iterable[Obj], node: Obj) -> bool:
+    """Say whether the node matches a term of a node selector."""
+    return any(_term_matches(term, node) for term in terms)
 
 
 def _term_matches(term: Obj, node: Obj) -> bool:

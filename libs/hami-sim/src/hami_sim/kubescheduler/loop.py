@@ -27,7 +27,8 @@ from hami_sim.apiserver.calls import rfc3339
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.server import leave
 from hami_sim.kube import STRATEGIC, Access, Objects
-from hami_sim.kubescheduler import fit
+from hami_sim.kubescheduler import claims, fit
+from hami_sim.kubescheduler.devices import AllocationFailed
 from hami_sim.kubescheduler.events import EventWriter
 from hami_sim.kubescheduler.extender import Extender, ExtenderFailed
 from hami_sim.kubescheduler.queue import SchedulingQueue, Waiting
@@ -70,6 +71,9 @@ class SimScheduler:
             max_s=self.settings.max_backoff_s,
             flush_s=self.settings.unschedulable_flush_s,
         )
+        self._claims = claims.Claims(self._client, moved=self._claims_moved)
+        self._gated: dict[str, Obj] = {}
+        """Pods whose claims do not all exist, by uid."""
         self._nodes: dict[str, fit.NodeState] = {}
         self._orphans: dict[str, dict[str, Obj]] = {}
         self._assumed: dict[str, str] = {}
@@ -90,6 +94,8 @@ class SimScheduler:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         await self._tasks.start(self._follow, "nodes", self._node_seen)
+        for resource in claims.RESOURCES:
+            await self._tasks.start(self._follow, resource, self._claims.seen(resource))
         await self._tasks.start(self._follow, "pods", self._pod_seen)
         self._tasks.start_soon(self._events.run)
         self._tasks.start_soon(self._run)
@@ -156,7 +162,15 @@ class SimScheduler:
         self.queue.moved()
         self._wake.set()
 
+    def _claims_moved(self) -> None:
+        for pod in [pod for pod in self._gated.values() if self._claims.are_there(pod)]:
+            self._pod_seen(None, pod)
+        self._moved()
+
     def _pod_seen(self, old: Obj | None, new: Obj | None) -> None:
+        obj = new or old
+        if obj is not None:
+            self._gated.pop(obj["metadata"]["uid"], None)
         if old is not None and _on_node(old) and (new is None or not _on_node(new)):
             self._uncount(old)
             self._moved()
@@ -169,6 +183,9 @@ class SimScheduler:
             return
         if _on_node(new):
             self._assigned(old, new)
+        elif self._is_mine(new) and not self._claims.are_there(new):
+            self._gated[new["metadata"]["uid"]] = new
+            self.queue.remove(new["metadata"]["uid"])
         elif self._is_mine(new):
             wakes = old is not None and _pod_facts(old) != _pod_facts(new)
             self.queue.update(new, wakes=wakes)
@@ -232,12 +249,13 @@ class SimScheduler:
         except Unschedulable as error:
             await self._failed(waiting, error, "Unschedulable")
             return
-        except ExtenderFailed as error:
+        except (ExtenderFailed, AllocationFailed) as error:
             await self._failed(waiting, error, "SchedulerError")
             return
         if not self._is_mine(waiting.pod) or self._tasks is None:
             self.queue.done(waiting.uid)
             return
+        self._claims.reserve(pod, node)
         self._assumed[waiting.uid] = node
         self._nodes[node].add({**pod, "spec": {**pod["spec"], "nodeName": node}})
         await self._binds.acquire()
@@ -245,10 +263,13 @@ class SimScheduler:
 
     async def _choose(self, pod: Obj) -> str:
         ignored = self.settings.ignored_resources
+        if problem := self._claims.begin(pod):
+            text = f"0/{len(self._nodes)} nodes are available: {problem}."
+            raise Unschedulable({}, len(self._nodes), text)
         refusals: dict[str, fit.NodeRefusal] = {}
         fitting: list[str] = []
         for name, state in self._nodes.items():
-            found = fit.refusal(pod, state, ignored)
+            found = fit.refusal(pod, state, ignored) or self._claims.refusal(pod, state)
             if found is None:
                 fitting.append(name)
             else:
@@ -301,6 +322,9 @@ class SimScheduler:
         pod = waiting.pod
         metadata = pod["metadata"]
         try:
+            if pod["spec"].get("resourceClaims"):
+                await self._nominate(pod, node)
+                await self._claims.store(pod, node)
             binder = next((x for x in self._extenders if x.binds and x.wants(pod)), None)
             if binder is not None:
                 await binder.bind(pod, node)
@@ -311,6 +335,7 @@ class SimScheduler:
         except (ExtenderFailed, HamiError) as error:
             if self._assumed.get(waiting.uid) == node:
                 self._uncount(pod)
+            await self._unreserve(pod)
             self._moved()
             await self._failed(waiting, error, "SchedulerError")
             return
@@ -326,6 +351,23 @@ class SimScheduler:
             action="Binding",
             note=f"Successfully assigned {name} to {node}",
         )
+
+    async def _nominate(self, pod: Obj, node: str) -> None:
+        """Show the node before work that precedes the bind, as since Kubernetes 1.35."""
+        metadata = pod["metadata"]
+        await self._client.patch(
+            "pods",
+            metadata["name"],
+            {"metadata": {"uid": metadata["uid"]}, "status": {"nominatedNodeName": node}},
+            namespace=metadata["namespace"],
+            subresource="status",
+        )
+
+    async def _unreserve(self, pod: Obj) -> None:
+        try:
+            await self._claims.take_back(pod)
+        except HamiError as error:
+            _LOG.info("claim stays reserved", extra={"why": str(error)})
 
     async def _failed(self, waiting: Waiting, error: Exception, reason: str) -> None:
         pod = waiting.pod
