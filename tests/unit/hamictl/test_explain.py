@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,11 +11,14 @@ from msgspec.structs import replace
 
 from hami_common.events import codec
 from hami_common.events.allocation import Account
+from hami_common.events.decision import DecisionRecord
 from hami_core.quota.documents import Quotas
 from hami_core.quota.queues import QueueConfig
 from hami_core.quota.resourcequota import Asker
 from hami_core.replay.snapshot import Snapshot
+from hamictl import client
 from hamictl.cli import main
+from hamictl.client import Explanation
 from tests.support import builders
 
 NOWHERE = "http://127.0.0.1:1"
@@ -40,6 +44,19 @@ def snapshot(tmp_path: Path) -> Path:
     return path
 
 
+def decided(verb: Any, verdict: Any = "placed", **more: Any) -> DecisionRecord:
+    return DecisionRecord(
+        verb=verb,
+        namespace="default",
+        pod="huge",
+        pod_uid="u1",
+        time_s=0.0,
+        verdict=verdict,
+        snapshot_id="1.1",
+        **more,
+    )
+
+
 def explain(snapshot: Path, name: str, *more: str) -> Result:
     words = ["explain", "pod", name, "--snapshot", str(snapshot), "--registry", NOWHERE, *more]
     return CliRunner().invoke(main, words)
@@ -60,6 +77,29 @@ def test_pod_that_fits_now_shows_the_node(snapshot: Path) -> None:
     assert "1 of 2 nodes fit" in result.output
     assert "big would be chosen" in result.output
     assert "CardInsufficientMemory: 10000 wanted, 8000 free" in result.output
+
+
+@pytest.mark.parametrize(
+    ("decision", "shown"),
+    [
+        (
+            decided("filter", nodes_considered=3, nodes_feasible=1),
+            "filter: placed, 1 of 3 nodes fit",
+        ),
+        (decided("bind", node="big"), "bind: placed on big"),
+        (
+            decided("bind", node="big", verdict="refused", error="node big: CardNotHealth"),
+            "bind: refused on big: node big: CardNotHealth",
+        ),
+        (decided("preempt", verdict="refused", error="no pod may leave"), "refused: no pod may"),
+    ],
+)
+def test_recorded_decision_has_its_numbers_or_its_node(
+    decision: DecisionRecord, shown: str, monkeypatch: pytest.MonkeyPatch, snapshot: Path
+) -> None:
+    known = Explanation(namespace="default", pod="huge", decisions=(decision,), allocations=())
+    monkeypatch.setattr(client, "read", lambda *_: known)
+    assert shown in explain(snapshot, "huge").output
 
 
 def test_pod_without_a_closest_fit_is_reported(snapshot: Path) -> None:

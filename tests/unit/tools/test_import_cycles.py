@@ -70,6 +70,7 @@ def cycles_of(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
     }
 
 
+@pytest.mark.timeout(30)  # parses whole packages
 @pytest.mark.parametrize("package", SOURCES, ids=lambda path: path.name)
 def test_package_has_no_import_cycle(package: Path) -> None:
     found = [" <-> ".join(sorted(cycle)) for cycle in cycles_of(graph_of(package))]

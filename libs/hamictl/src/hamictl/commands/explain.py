@@ -136,12 +136,20 @@ def _show_recorded(answer: PodExplanation) -> None:
         click.echo("  No decision is recorded.")
     for decision in answer.decisions:
         when = time.strftime("%H:%M:%S", time.localtime(decision.time_s))
-        feasible = f"{decision.nodes_feasible} of {decision.nodes_considered} nodes fit"
-        if decision.nodes_named:
-            feasible += f", the best {decision.nodes_named} were named to kube-scheduler"
-        click.echo(f"  {when} {decision.verb}: {decision.verdict}, {feasible}")
+        click.echo(f"  {when} {decision.verb}: {_outcome(decision)}")
         for refusal in decision.refusals:
             click.echo(f"    {refusal.count} nodes: {refusal.text}")
+
+
+def _outcome(decision: DecisionRecord) -> str:
+    """Return the verdict with the numbers or the node that belong to it."""
+    if not decision.nodes_considered:  # about one node: a bind, or a share reserved before one
+        place = f" on {decision.node}" if decision.node else ""
+        return f"{decision.verdict}{place}" + (f": {decision.error}" if decision.error else "")
+    fit = f"{decision.nodes_feasible} of {decision.nodes_considered} nodes fit"
+    if decision.nodes_named:
+        fit += f", the best {decision.nodes_named} were named to kube-scheduler"
+    return f"{decision.verdict}, {fit}"
 
 
 def explain_pod(
