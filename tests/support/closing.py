@@ -11,7 +11,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> object:
-        """Give back everything; a second call does nothing."""
+        """Release everything; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -126,7 +126,7 @@ def fields(error: Any) -> set[str]:
 
 
 class DeviceObjectsContract:
-    """What the API server stores and refuses; no scheduler looks at these objects."""
+    """Rules of the API server for objects that no scheduler looks at."""
 
     async def test_slice_is_stored_with_canonical_amounts_and_a_generation(
         self, cluster: Cluster

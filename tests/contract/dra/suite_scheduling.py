@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for claims of pods: made, allocated, reserved, and taken back."""
+"""The contract for claims of pods: made, allocated, reserved, and deallocated."""
 
 from collections.abc import AsyncIterator
 
@@ -105,7 +105,7 @@ class ClaimSchedulingContract:
         wrong = exactly(gpus.device_class, capacity={"requests": {"cores": "1"}})
         assert NO_ROOM in await gpus.refused(wrong)
 
-    async def test_lowered_value_keeps_others_out_and_disturbs_nobody(self, gpus: Devices) -> None:
+    async def test_lowered_value_keeps_others_out_and_leaves_the_claim(self, gpus: Devices) -> None:
         name = await gpus.publish(gpu(memory="20Gi"))
         pod, claim = await gpus.share("10Gi")
         await gpus.site.bound(pod)
@@ -121,7 +121,7 @@ class ClaimSchedulingContract:
         await gpus.publish(gpu(1), generation=2)
         assert await gpus.placed(exactly(gpus.device_class, "1Mi")) == ["gpu-1"]
 
-    async def test_claim_shared_by_two_pods_is_taken_back_after_the_last(
+    async def test_claim_shared_by_two_pods_is_deallocated_after_the_last(
         self, gpus: Devices
     ) -> None:
         await gpus.publish(gpu())

@@ -95,9 +95,7 @@ class Site(msgspec.Struct, frozen=True):
         """Wait until the scheduler has seen all nodes, of which this one was created last."""
         pod = await self.pod({"cpu": "1"}, nodeSelector={"name": last})
         await self.bound(pod)
-        await self.client.delete(
-            "pods", pod["metadata"]["name"], NAMESPACE, gracePeriodSeconds="0"
-        )
+        await self.client.delete("pods", pod["metadata"]["name"], NAMESPACE, gracePeriodSeconds="0")
 
     async def pod(self, limits: dict[str, str] | None = None, **spec: Any) -> Obj:
         name = f"pod-{uuid4().hex[:8]}"

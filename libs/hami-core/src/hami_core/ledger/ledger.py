@@ -259,7 +259,7 @@ class Ledger:
         return self._uids_by_node.get(node, ())
 
     def reserved_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
-        """Return the share that is reserved for a pod without an observed Binding, the oldest first.
+        """Return the share that is reserved for a pod without an observed Binding, oldest first.
 
         One without ``held_for`` belongs to a bind that has begun: a Binding may be on its way.
         ``fenced``: the pod's annotation ``hami.io/fence``; the allocation it names is being rolled
@@ -783,7 +783,7 @@ class Ledger:
         """Plan to take over a reservation and renew its lease, unless its record has changed since.
 
         Takes no more capacity, so the append is conditional on its key only. A bind begins with it:
-        ``held_for`` ends, so that nobody releases the share as one that no Binding can name. No
+        ``held_for`` ends, so that no replica releases the share as one without a Binding. No
         Binding is posted under a Workload's hold, which keeps its own lease.
         """
         if is_of_workload(holding.record):
