@@ -30,6 +30,7 @@ from hami_common.model.placement import ContainerShares
 from hami_common.pods import annotations
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry
+from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.tasks import background
 from hami_common.runtime.telemetry import Tracing
 from hami_core.ledger.binding import binding_path
@@ -178,6 +179,30 @@ class Replica:
             return admitted.outcome
 
         return await self._outcome(admit_and_store, scope)
+
+    async def place(self, pod: Obj, names: list[str]) -> str:
+        """Filter and bind a pod as kube-scheduler would; returns the outcome in one word."""
+
+        async def filter_and_bind() -> str:
+            body = msgspec.json.encode({"Pod": pod, "NodeNames": names, "Nodes": None})
+            request = Request(
+                method="POST", path="/filter", query={}, headers={}, body=body, params={}
+            )
+            answer = await self.scheduler.extender.filter(request)
+            assert isinstance(answer, Response)
+            found = msgspec.json.decode(answer.body)["NodeNames"]
+            if not found:
+                return "refused"
+            metadata = pod["metadata"]
+            args = BindArgs(
+                pod_name=metadata["name"],
+                pod_namespace=metadata["namespace"],
+                pod_uid=metadata["uid"],
+                node=found[0],
+            )
+            return (await self.scheduler.binder.bind(args)).outcome
+
+        return await self._outcome(filter_and_bind, None)
 
     async def _outcome(
         self, call: Callable[[], Awaitable[str]], scope: anyio.CancelScope | None

@@ -9,8 +9,10 @@ percent of one device.
 """
 
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -98,6 +100,7 @@ class Chaos:
         self._rng = rng
         self._pods = 0
         self._resizes = 0
+        self._gangs = 0
         self._tried: dict[str, str] = {}
         """Node of a pod's last attempt."""
         self._verified: dict[str, SignedPlacement] = {}
@@ -105,6 +108,7 @@ class Chaos:
             (self.bind, 34.0),
             (self.bind_by_both, 4.0),
             (self.abandon_bind, 3.0),
+            (self.gang, 6.0),
             (self.report_state, 28.0),
             (self.resize, 6.0),
             (self.end_pod, 18.0),
@@ -175,6 +179,34 @@ class Chaos:
                 await anyio.lowlevel.checkpoint()
             scope.cancel()
 
+    async def gang(self) -> None:
+        """Let kube-schedulers place all waiting members of a gang at the same time."""
+        members = self._waiting_gang()
+        nodes = list(self.world.devices)
+        names = nodes if self._rng.random() < 0.5 else self._rng.sample(nodes, 3)
+
+        async def place(pod: Obj, replica: Replica) -> None:
+            self.outcomes[f"gang {await replica.place(pod, names)}"] += 1
+
+        for pod in members:
+            self.world.leave(partial(place, pod, self._replica()))  # may wait for other members
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+
+    def _waiting_gang(self) -> list[Obj]:
+        """Return the waiting members of a gang, or those of a new one."""
+        waiting: dict[str, list[Obj]] = defaultdict(list)
+        for pod in self.world.kube.pods():
+            name = pod["metadata"].get("annotations", {}).get(annotations.GANG)
+            if name and not pod["spec"].get("nodeName") and pod["status"]["phase"] not in FINISHED:
+                waiting[name].append(pod)
+        if waiting and self._rng.random() < 0.8:
+            return waiting[self._rng.choice(sorted(waiting))]
+        self._gangs += 1
+        size = self._rng.choice((2, 3, 4))
+        marks = {annotations.GANG: f"g{self._gangs}", annotations.GANG_SIZE: str(size)}
+        return [self._new_pod(marks) for _ in range(size)]
+
     async def _bind(
         self, pod: Obj, replica: Replica, scope: anyio.CancelScope | None = None
     ) -> None:
@@ -213,7 +245,7 @@ class Chaos:
             return self._new_pod()
         return self._rng.choice(waiting)
 
-    def _new_pod(self) -> Obj:
+    def _new_pod(self, gang: Mapping[str, str] = MappingProxyType({})) -> Obj:
         self._pods += 1
         rng = self._rng
         name = f"p{self._pods}"
@@ -225,7 +257,7 @@ class Chaos:
         for init in inits:
             if rng.random() < 0.4:
                 init["restartPolicy"] = "Always"
-        marks = {}
+        marks = dict(gang)
         if rng.random() < 0.3:
             marks["hami.io/gpu-scheduler-policy"] = rng.choice(("binpack", "spread", "numa"))
         if rng.random() < 0.15:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two schedulers on one bus never double or lose a share, whatever happens (design D3-D6).
 
-40,000 random operations by default: binds, resizes and releases, agents' states, nodes that are
+40,000 random operations by default: binds, gangs, resizes and releases, agents' states, nodes that are
 lost and return, replicas that die, hang or are cut off, requests and answers that are lost or come
 late, repeated and reordered delivery. Judged from pods and streams alone, see ``judge``.
 
@@ -85,5 +85,6 @@ def check_everything_happened(drive: Drive) -> None:
     assert not missing
     for what in ("bind bound", "bind no-fit", "resize done", "state running", "end removed"):
         assert drive.chaos.outcomes[what] > done / 100, what
+    assert drive.chaos.outcomes["gang bound"] > done / 1000
     for trouble in ("lost", "answer-lost", "late-accepted", "late-refused", "repeated"):
         assert drive.world.troubles.met[trouble] > 0, trouble
