@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of our driver, its pools, devices and capacities (``resource.k8s.io/v1``).
+
+The node agent publishes devices under these names, kube-scheduler writes them into claims, and the
+scheduler and the agent read them there. No other module makes or takes apart such a name.
+"""
+
+import re
+from hashlib import sha256
+from typing import Final
+
+GROUP: Final = "resource.k8s.io"
+VERSION: Final = "v1"
+DRIVER: Final = "gpu.hami.io"
+"""Driver of all vendors' devices; also the domain of attributes and capacities."""
+MEMORY: Final = "memory"
+"""Capacity: device memory of a share in bytes; a request without it takes the whole device."""
+CORES: Final = "cores"
+"""Capacity: compute of a share in percent of a device; a request without it has no limit."""
+SLOTS: Final = "slots"
+"""Capacity: number of shares, 1 for each request."""
+FULL: Final = f"{DRIVER}/full"
+"""Taint of a device that can take no share more, which its capacities cannot say."""
+UNHEALTHY: Final = f"{DRIVER}/unhealthy"
+"""Taint of a device with a fault."""
+CORDONED: Final = f"{DRIVER}/cordoned"
+"""Taint of a device that an operator took out of service."""
+_LABEL_MOST: Final = 63
+_HASH_DIGITS: Final = 10
+
+
+def pool_name(node: str) -> str:
+    """Return the name of the node's pool.
+
+    Not the node's name alone: kube-scheduler 1.36 keeps counters by the name of the pool, without
+    the driver.
+    """
+    return f"{node}/hami"
+
+
+def node_of_pool(pool: str) -> str:
+    """Return the node of a pool of ours; empty for any other name."""
+    node, _, rest = pool.partition("/")
+    return node if rest == "hami" else ""
+
+
+def device_name(uuid: str) -> str:
+    """Return the name of a device: a DNS label that depends on the UUID alone.
+
+    UUIDs that differ only in characters which a label lacks, or beyond its length, get different
+    names by a hash.
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", uuid.lower()).strip("-")
+    if label == uuid and len(label) <= _LABEL_MOST:
+        return label
+    digest = sha256(uuid.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{label[: _LABEL_MOST - _HASH_DIGITS - 1].strip('-')}-{digest}".strip("-")
