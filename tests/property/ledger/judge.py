@@ -353,6 +353,8 @@ class Judge:
             self._events_read = seq
             kind, key = subject.removeprefix(f"{subjects.EVENT_PREFIX}.").split(".", 1)
             self.events[kind] += 1
+            if kind not in KINDS.values():
+                continue  # decisions, which no bucket stores
             awaited = self._awaited[kind, key]
             if not awaited or awaited.pop(0) != data:
                 self._say(f"event {seq} of {subject} is not the next accepted append of its key")
