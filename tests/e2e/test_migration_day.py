@@ -309,7 +309,7 @@ async def add_volume(site: Installed) -> None:
 async def plan(day: Day) -> None:
     found = await day.states("plan")
     assert {one["side"] for one in found.values()} == {"hami"}
-    assert {node: (one["vendors"], one["hami_pods"]) for node, one in found.items()} == {
+    assert {node: (one["vendors"], one["former_pods"]) for node, one in found.items()} == {
         "gpu-a": (["nvidia"], 2),
         "gpu-b": (["nvidia"], 1),
         "ilu-a": (["iluvatar"], 1),
@@ -321,8 +321,8 @@ async def migrate(day: Day) -> None:
     await hamictl("migrate", "node", "gpu-a", *day.kubeconfig)
     await hamictl("migrate", "node", "gpu-b", *day.kubeconfig)
     own = [
-        *("--hami-label", "=".join(ILUVATAR.label)),
-        *("--hami-plugin", "=".join(ILUVATAR.plugin)),
+        *("--node-label", "=".join(ILUVATAR.label)),
+        *("--plugin-label", "=".join(ILUVATAR.plugin)),
     ]
     await hamictl("migrate", "node", "ilu-a", *own, *day.kubeconfig)
     for node, vendor in NEW.items():

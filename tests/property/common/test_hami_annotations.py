@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading HAMi's annotations, whatever their content, raises no errors except our own.
+"""Reading HAMi's or Volcano's annotations, whatever they contain, raises only our own error.
 
 A successful read books at least the pod's requests, on devices of its own node alone; and our
 annotations in HAMi's form are read back unchanged.
@@ -7,13 +7,15 @@ annotations in HAMi's form are read back unchanged.
 
 import json
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hami_common.compat import adoption, hamiformat, mirrors
+from hami_common.compat import adoption, hamiformat, mirrors, volcano
 from hami_common.compat.hamiformat import Given, Registered
+from hami_common.compat.origins import HAMI, ORIGINS, VOLCANO
 from hami_common.errors import WireInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
@@ -35,7 +37,10 @@ TEXTS = st.text(max_size=40) | st.lists(WORDS, max_size=25).map("".join)
 NUMBERS = st.integers(0, 2**31 - 1)
 NAMES = st.text("abcXYZ-._/ 0129", min_size=1, max_size=20).map(str.strip).filter(bool)
 GIVEN = st.builds(Given, id=NAMES, type=NAMES, memory_mib=NUMBERS, cores=NUMBERS)
-POD_KEYS = (*sorted(hamiformat.ALLOCATED), hamiformat.MIG, hamiformat.NODE)
+POD_KEYS = {
+    origin.name: [*(word.allocated for word in origin.words), origin.mig or "x", origin.node]
+    for origin in ORIGINS.values()
+}
 
 
 def attempt(read: Callable[[], object]) -> None:
@@ -55,6 +60,8 @@ def attempt(read: Callable[[], object]) -> None:
 def test_parsers_raise_nothing_but_our_own_error(text: str) -> None:
     attempt(lambda: hamiformat.decode_shares(text, what="annotation x"))
     attempt(lambda: hamiformat.decode_mig(text, what="annotation x"))
+    attempt(lambda: volcano.decode_shares(text, "x"))
+    attempt(lambda: volcano.decode_register(text, VOLCANO.words[0]))
     attempt(lambda: adoption.decode_mark(text))
     for word in hamiformat.WORDS:
         if word.register:
@@ -124,11 +131,22 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS, st.dictionaries(st.sampled_from(POD_KEYS), TEXTS, max_size=4))
+@given(
+    REQUESTS,
+    st.sampled_from([HAMI.name, VOLCANO.name]).flatmap(
+        lambda name: st.tuples(
+            st.just(name),
+            st.dictionaries(st.sampled_from(POD_KEYS[name]), TEXTS, max_size=4),
+        )
+    ),
+)
 def test_any_annotation_books_what_is_asked_and_nothing_elsewhere(
-    requests: list[tuple[int, int, int] | None], notes: dict[str, str]
+    requests: list[tuple[int, int, int] | None],
+    origin_and_notes: tuple[Literal["hami", "volcano"], dict[str, str]],
 ) -> None:
-    found = adoption.read(pod(requests, notes), NODE, CATALOG)
+    origin, notes = origin_and_notes
+    node = msgspec.structs.replace(NODE, mark=adoption.TakenOver(origin=origin))
+    found = adoption.read(pod(requests, notes), node, CATALOG)
     own = {one.uuid for one in DEVICES["nvidia"]}
     by_name = {container.name: container.shares for container in found.containers}
     for place, asked in enumerate(requests):
@@ -187,4 +205,8 @@ def test_mirror_of_a_pod_is_read_as_what_was_given(
     )
     assert annotations.ALLOCATION not in mirror.annotations
     found = adoption.read(pod(requests, mirror.annotations), NODE, CATALOG)
+    assert found == adoption.Adopted(containers=containers)
+    for_volcano = volcano.of_pod(containers, vendor="nvidia", node="n1", unit_mib=1)
+    node = msgspec.structs.replace(NODE, mark=adoption.TakenOver(origin="volcano"))
+    found = adoption.read(pod(requests, for_volcano), node, CATALOG)
     assert found == adoption.Adopted(containers=containers)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hami_common.compat import adoption
+from hami_common.compat import adoption, volcano
+from hami_common.compat.origins import VOLCANO
 from hami_common.pods import annotations
 from hamictl.commands.migrate import parse_sides
 from hamictl.errors import InputRefused, Refused, Unreachable
@@ -22,6 +23,10 @@ KEY = "hami.io/vgpu-devices-allocated"
 REGISTER = json.dumps(
     [{"id": "GPU-n1-0", "index": 4, "count": 10, "devmem": 16000, "devcore": 100, "health": True}]
 )
+
+
+SELECTING = {("gpu", "on"), ("volcano.sh/vgpu-plugin", "on")}
+"""Labels of nodes that the DaemonSets of the plugins select."""
 
 
 class Cluster(FakeKube):
@@ -66,7 +71,7 @@ class Cluster(FakeKube):
     ) -> bytes:
         answer = await super().patch(path, body, content_type=content_type)
         plugin = "/api/v1/namespaces/default/pods/plugin"
-        if self.follows and self.labels.get("gpu") != "on" and plugin in self.objects:
+        if self.follows and not SELECTING & self.labels.items() and plugin in self.objects:
             self.remove(plugin)
         return answer
 
@@ -118,7 +123,7 @@ async def test_node_that_comes_over_lists_its_pods_and_registers_with_hami_no_mo
     cluster.add("web", gpu=None)
     cluster.ours("new")
     before = (await survey(cluster, Sides())).items
-    assert [(one.node, one.side, one.hami_pods) for one in before] == [("n1", "hami", 2)]
+    assert [(one.node, one.side, one.former_pods) for one in before] == [("n1", "hami", 2)]
     # Nothing says what the bare one holds.
     state = await cluster.migrate(accept=True)
     assert (state.side, state.taken_over, state.our_pods) == ("ours", 2, 1)
@@ -204,7 +209,7 @@ async def test_node_goes_back_only_when_hami_would_count_our_pods() -> None:
     assert cluster.labels == {"hami.io/nvidia": "true"}
     cluster.ours("new", **{KEY: "GPU-n1-0,NVIDIA,1,0:;", "hami.io/vgpu-node": "n1"})
     state = await cluster.roll_back()
-    assert (state.side, state.our_pods, state.hami_pods) == ("hami", 1, 2)
+    assert (state.side, state.our_pods, state.former_pods) == ("hami", 1, 2)
     assert cluster.labels == {"gpu": "on"}
     assert list(cluster.notes) == ["example.com/kept"]
     with pytest.raises(Refused, match="already belongs to HAMi"):
@@ -282,3 +287,133 @@ async def test_labels_are_key_and_value() -> None:
     for text in ("gpu", "=on", "gpu="):
         with pytest.raises(InputRefused, match="KEY=VALUE"):
             parse_sides(text, "a=b", 1.0)
+
+
+FROM_VOLCANO = parse_sides("", "", 20.0, origin="volcano")
+OLD = {
+    "volcano.sh/vgpu-number": "1",
+    "volcano.sh/vgpu-memory": "1000",
+    "volcano.sh/vgpu-cores": "10",
+}
+
+
+class VolcanoCluster(Cluster):
+    """One node of Volcano's, with its device plugin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        notes = {
+            volcano.REGISTER: "GPU-n1-0,10,16000,NVIDIA-A,true,hami-core:",
+            volcano.HANDSHAKE: "Reported 2026-08-01 10:00:00",
+            volcano.NODE_LOCK: "2026-08-01T10:00:00Z",
+            "example.com/kept": "yes",
+        }
+        labels = {"volcano.sh/vgpu-plugin": "on"}
+        self.put(NODE, {"metadata": {"name": "n1", "labels": labels, "annotations": notes}})
+        self.objects[NODE]["spec"] = {}
+        self.add("plugin", labels={"name": "volcano-device-plugin"}, gpu=None)
+
+    def theirs(self, name: str, text: str = "GPU-n1-0,NVIDIA,1000,10:", **more: str) -> Obj:
+        pod = self.add(name, gpu=None, annotated={volcano.POD_IDS: text, **more})
+        pod["spec"]["containers"][0]["resources"] = {"limits": OLD, "requests": OLD}
+        return self.put(f"/api/v1/namespaces/default/pods/{name}", pod)
+
+    def mover(self, wait_s: float) -> Mover:
+        return Mover(self, "n1", FROM_VOLCANO, report=lambda _: None)
+
+
+async def test_node_of_volcano_comes_over_with_its_pods_and_goes_back() -> None:
+    cluster = VolcanoCluster()
+    cluster.theirs("v1")
+    (before,) = (await survey(cluster, FROM_VOLCANO)).items
+    assert (before.side, before.vendors, before.former_pods) == ("volcano", ("nvidia",), 1)
+    assert before.problems == ()
+    state = await cluster.migrate()
+    assert (state.side, state.taken_over, state.our_pods) == ("ours", 1, 0)
+    assert cluster.labels == {"hami.io/nvidia": "true"}
+    assert sorted(cluster.notes) == ["example.com/kept", annotations.TAKEN_OVER]
+    assert cluster.mark() == adoption.TakenOver(
+        origin="volcano", pods=("uid-v1",), devices={"nvidia": {"GPU-n1-0": 0}}
+    )
+    cluster.change(NODE, metadata={"annotations": {volcano.HANDSHAKE: volcano.handshake(0)}})
+    cluster.change(NODE, metadata={"annotations": {volcano.REGISTER: "GPU-n1-0,10,1,N,true,mig:"}})
+    cluster.theirs("adopted", **{annotations.ALLOCATION: '{"payload": {"origin": "volcano"}}'})
+    cluster.ours("new")
+    with pytest.raises(Refused, match=r"not be counted by Volcano: default/new; add volcano to"):
+        await cluster.roll_back()
+    cluster.ours("new", **{volcano.POD_IDS: "GPU-n1-0,NVIDIA,1,0:", volcano.POD_NODE: "n1"})
+    state = await cluster.roll_back()
+    assert (state.side, state.our_pods, state.former_pods) == ("volcano", 1, 2)
+    assert cluster.labels == {"volcano.sh/vgpu-plugin": "on"}
+    assert list(cluster.notes) == ["example.com/kept"]
+
+
+async def test_amounts_of_the_agent_leave_the_status_with_a_rollback() -> None:
+    cluster = VolcanoCluster()
+    await cluster.migrate()
+    amounts = {"nvidia.com/gpumem": "1", "volcano.sh/vgpu-memory": "1", "cpu": "8"}
+    key = annotations.advertised_amounts("nvidia")
+    cluster.change(
+        NODE,
+        metadata={"annotations": {key: "nvidia.com/gpumem,volcano.sh/vgpu-memory"}},
+        status={"capacity": amounts, "allocatable": amounts},
+    )
+    await cluster.roll_back()
+    assert key not in cluster.notes
+    status = cluster.objects[NODE]["status"]
+    assert status == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}
+
+
+async def test_plugin_on_a_node_without_its_label_is_named() -> None:
+    """The manifest of Volcano's device plugin selects all nodes."""
+    cluster = VolcanoCluster()
+    cluster.labels.clear()
+    (state,) = (await survey(cluster, FROM_VOLCANO)).items
+    (problem,) = state.problems
+    assert state.side == "volcano"
+    assert problem.startswith("default/plugin: is Volcano's device plugin, but the node does not")
+    assert "volcano.sh/vgpu-plugin=on" in problem
+    with pytest.raises(Refused, match="--node-label"):
+        await cluster.migrate()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("GPU-n1-0,NVIDIA,1000,10", "cut off"),
+        ("GPU-n1-0[g-0],NVIDIA,1000,10:", "MIG instances of Volcano"),
+    ],
+)
+async def test_doubts_keep_a_node_with_volcano(text: str, problem: str) -> None:
+    cluster = VolcanoCluster()
+    cluster.theirs("v1", text)
+    with pytest.raises(Refused, match=f"default/v1: .*{problem}"):
+        await cluster.migrate()
+    assert "volcano.sh/vgpu-plugin" in cluster.labels
+
+
+async def test_node_waits_for_pods_that_volcanos_plugin_is_giving_devices_to() -> None:
+    cluster = VolcanoCluster()
+    cluster.theirs("v1", **{volcano.BIND_PHASE: "allocating"})
+    sides = parse_sides("", "", 0.2, origin="volcano")
+    with pytest.raises(Unreachable, match="pods to which Volcano is allocating devices"):
+        await Mover(cluster, "n1", sides, report=lambda _: None).migrate()
+    assert annotations.TAKEN_OVER not in cluster.notes
+
+
+async def test_node_returns_only_to_the_system_that_it_came_from() -> None:
+    cluster = VolcanoCluster()
+    await cluster.migrate()
+    mover = Mover(cluster, "n1", Sides(), report=lambda _: None)
+    for act in (mover.roll_back(accept=True), mover.migrate(accept=True)):
+        with pytest.raises(Refused, match="came over from Volcano; give --from volcano"):
+            await act
+
+
+async def test_labels_have_a_default_for_each_system() -> None:
+    assert FROM_VOLCANO == Sides(
+        origin=VOLCANO,
+        label=("volcano.sh/vgpu-plugin", "on"),
+        plugin=("name", "volcano-device-plugin"),
+        wait_s=20.0,
+    )

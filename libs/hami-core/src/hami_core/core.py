@@ -136,6 +136,7 @@ _ANSWERS: Final[Mapping[type[Input[Any]], Callable[[Core, Any], object]]] = Mapp
             containers=it.containers,
             allocation_id=it.allocation_id,
             now_s=it.now_s,
+            origin=it.origin,
             reason=it.reason,
         ),
         stimuli.ResizePlanned: lambda core, it: core.ledger.plan_resize(

@@ -765,7 +765,7 @@ VALUES: Final[dict[str, Rule]] = {
     ),
     "devicePlugin.nvidiaNodeSelector": NoEffect(
         "Agents run on nodes with `hami.io/nvidia=true`; give the label of HAMi's nodes to "
-        "`hamictl migrate node` as `--hami-label`."
+        "`hamictl migrate node` as `--node-label`."
     ),
     "devicePlugin.tolerations": NoEffect(_LEFT_TO_TOLERATIONS, []),
     "devicePlugin.updateStrategy.type": Carried(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrates nodes from HAMi and rolls them back, one at a time, while their pods run.
+"""Migrates nodes from HAMi or Volcano, or rolls them back, one at a time, while pods run.
 
 A node belongs to one side at a time: its labels select the side's device plugin, and only that side
 schedules on it. A migration has three steps, each one patch of the node. If it is interrupted
@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from hami_common.apipath import api_path
 from hami_common.compat import adoption, hamiformat
+from hami_common.compat.origins import HAMI, ORIGINS, Origin, title_of
 from hami_common.errors import Conflict, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
@@ -34,14 +35,13 @@ from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.handles import is_divisible
 from hamictl.errors import Refused, Unreachable
 
-Side = Literal["hami", "moving", "ours", "none"]
+Side = Literal["hami", "volcano", "moving", "ours", "none"]
 
 MOVING: Final = "hami.io/moving"
 """Annotation of a node during a migration: ``cordoned`` or ``open``, its state before."""
 OURS: Final = "hami.io/"
 """Prefix of the labels ``hami.io/<vendor>=true`` that select a node agent."""
 AGENT: Final = ("app.kubernetes.io/name", "hami-nodeagent")
-LOCKS: Final = ("hami.io/mutex.lock", "cambricon.com/dsmlu.lock")
 TRIES: Final = 5
 POLL_S: Final = 0.5
 PAGE: Final = 500
@@ -78,13 +78,19 @@ _nodes_decoder = msgspec.json.Decoder(_NodeListView)
 
 
 class Sides(Struct, frozen=True, kw_only=True):
-    """Labels that identify HAMi's nodes and plugin."""
+    """The system from which nodes migrate, and the labels that identify its nodes and plugin."""
 
+    origin: Origin = HAMI
     label: tuple[str, str] = ("gpu", "on")
-    """Label of nodes on which HAMi's plugin runs."""
+    """Label of nodes on which its device plugin runs."""
     plugin: tuple[str, str] = ("app.kubernetes.io/component", "hami-device-plugin")
     """Label of that plugin's pods."""
     wait_s: float = 120.0
+
+    @property
+    def title(self) -> str:
+        """Return the name of the system in messages."""
+        return self.origin.title
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
@@ -93,11 +99,11 @@ class NodeState(Struct, frozen=True, kw_only=True):
     node: str
     side: Side
     vendors: tuple[str, ...] = ()
-    hami_pods: int = 0
-    """Pods that HAMi placed and that may run."""
+    former_pods: int = 0
+    """Pods that the other system placed and that may run."""
     our_pods: int = 0
     taken_over: int = 0
-    """Pods of ``hami_pods`` that the node lists, so that their shares are booked."""
+    """Pods of ``former_pods`` that the node lists, so that their shares are booked."""
     problems: tuple[str, ...] = ()
     """Doubtful shares, and blockers of a migration."""
 
@@ -123,50 +129,68 @@ async def survey(kube: KubeApi, sides: Sides) -> NodeStates:
         state_of(node, pods_by_node.get(node.metadata.name, []), sides)
         for node in sorted(nodes, key=lambda one: one.metadata.name)
     ]
-    return NodeStates(items=tuple(one for one in found if one.side != "none" or one.hami_pods))
+    return NodeStates(items=tuple(one for one in found if one.side != "none" or one.former_pods))
 
 
 def state_of(node: _NodeView, pods: Sequence[PodView], sides: Sides) -> NodeState:
     """Return the state of one node."""
     name, notes = node.metadata.name, node.metadata.annotations or {}
-    mark, problems = _mark(notes)
-    catalog = Catalog.from_settings()
-    hami_pods = [pod for pod in pods if _is_of_hami(pod, catalog, mark)]
-    view = adoption.NodeView(name=name, devices=_registered(notes, problems), mark=mark)
-    for pod in hami_pods:
+    origin = sides.origin
+    mark, problems = _mark(notes, origin)
+    former_pods = [pod for pod in pods if _is_of(origin, pod, mark)]
+    view = adoption.NodeView(name=name, devices=_registered(notes, problems, origin), mark=mark)
+    for pod in former_pods:
         title = f"{pod.metadata.namespace}/{pod.metadata.name}"
-        read = adoption.read(pod, view, catalog)
+        read = adoption.read(pod, view, origin.catalog)
         problems += [f"{title}: {problem}" for problem in read.problems]
-        problems += [f"{title}: {text}" for text in _partitions(pod, read, view)]
+        problems += [f"{title}: {text}" for text in _partitions(pod, read, view, origin)]
     side = _side(node, sides)
     if side == "ours":
         problems += [
-            f"{pod.metadata.namespace}/{pod.metadata.name}: was placed by HAMi and is not taken "
-            "over, so no devices are allocated on the node"
-            for pod in hami_pods
+            f"{pod.metadata.namespace}/{pod.metadata.name}: was placed by {origin.title} and is "
+            "not taken over, so no devices are allocated on the node"
+            for pod in former_pods
             if pod.metadata.uid not in mark.pods
             and not _origin(pod)
-            and hamiformat.is_placed(pod.annotations())
+            and origin.is_placed(pod.annotations())
         ]
+    elif side == origin.name:
+        problems += _unselected(node, pods, sides)
     return NodeState(
         node=name,
         side=side,
-        vendors=tuple(sorted(_vendors(notes, hami_pods, view, catalog))),
-        hami_pods=len(hami_pods),
+        vendors=tuple(sorted(_vendors(notes, former_pods, view, origin.catalog))),
+        former_pods=len(former_pods),
         our_pods=sum(_is_own(pod, mark) for pod in pods),
-        taken_over=sum(pod.metadata.uid in mark.pods for pod in hami_pods),
+        taken_over=sum(pod.metadata.uid in mark.pods for pod in former_pods),
         problems=tuple(problems),
     )
 
 
-def _mark(notes: Mapping[str, str]) -> tuple[adoption.TakenOver, list[str]]:
+def _mark(notes: Mapping[str, str], origin: Origin) -> tuple[adoption.TakenOver, list[str]]:
+    """Return the node's mark; an empty one of ``origin`` if there is none."""
+    nothing = adoption.TakenOver(origin=origin.name)
     text = notes.get(annotations.TAKEN_OVER, "")
     if not text:
-        return adoption.TakenOver(), []
+        return nothing, []
     try:
         return adoption.decode_mark(text), []
     except WireInvalid as error:
-        return adoption.TakenOver(), [str(error)]
+        return nothing, [str(error)]
+
+
+def _unselected(node: _NodeView, pods: Sequence[PodView], sides: Sides) -> list[str]:
+    """Name a pod of the plugin's that would stay although the node's label is removed."""
+    key, value = sides.label
+    if (node.metadata.labels or {}).get(key) == value:
+        return []
+    return [
+        f"{pod.metadata.namespace}/{pod.metadata.name}: is {sides.title}'s device plugin, but the "
+        f"node does not have the label {key}={value}; let the nodeSelector of its DaemonSet select "
+        "nodes by one label, and give that label with --node-label"
+        for pod in pods
+        if pod.labels().get(sides.plugin[0]) == sides.plugin[1]
+    ]
 
 
 def _side(node: _NodeView, sides: Sides) -> Side:
@@ -174,12 +198,12 @@ def _side(node: _NodeView, sides: Sides) -> Side:
     if MOVING in (node.metadata.annotations or {}):
         return "moving"
     if labels.get(sides.label[0]) == sides.label[1]:
-        return "hami"
+        return sides.origin.name
     if _our_labels(labels):
         return "ours"
     # Nodes of other vendors' plugins often have a label of their own.
     notes = node.metadata.annotations or {}
-    return "hami" if any(notes.get(word.register) for word in hamiformat.WORDS) else "none"
+    return sides.origin.name if sides.origin.registers(notes) else "none"
 
 
 def _our_labels(labels: Mapping[str, str]) -> list[str]:
@@ -187,13 +211,13 @@ def _our_labels(labels: Mapping[str, str]) -> list[str]:
     return [vendor for vendor in vendors if labels.get(OURS + vendor) == "true"]
 
 
-def _is_of_hami(pod: PodView, catalog: Catalog, mark: adoption.TakenOver) -> bool:
-    """Return whether the pod may hold devices that HAMi allocated."""
+def _is_of(origin: Origin, pod: PodView, mark: adoption.TakenOver) -> bool:
+    """Return whether the pod may hold devices that the other system allocated."""
     if pod.is_finished() or not pod.spec.node_name:
         return False
-    if pod.metadata.uid in mark.pods or _origin(pod) == "hami":
+    if pod.metadata.uid in mark.pods or _origin(pod) == origin.name:
         return True
-    is_marked = hamiformat.is_placed(pod.annotations()) or adoption.may_hold(pod, catalog)
+    is_marked = origin.is_placed(pod.annotations()) or adoption.may_hold(pod, origin.catalog)
     return is_marked and annotations.ALLOCATION not in pod.annotations()
 
 
@@ -201,7 +225,7 @@ def _is_own(pod: PodView, mark: adoption.TakenOver) -> bool:
     return (
         annotations.ALLOCATION in pod.annotations()
         and pod.metadata.uid not in mark.pods
-        and _origin(pod) != "hami"
+        and not _origin(pod)
         and not pod.is_finished()
     )
 
@@ -225,14 +249,18 @@ def _allocation(pod: PodView) -> _Payload:
         return _Payload()
 
 
-def _registered(notes: Mapping[str, str], problems: list[str]) -> dict[str, list[Device]]:
-    """The node's devices as HAMi's plugins register them."""
+def _registered(
+    notes: Mapping[str, str], problems: list[str], origin: Origin
+) -> dict[str, list[Device]]:
+    """The node's devices as the other system's plugins register them."""
     found: dict[str, list[Device]] = {}
-    for word in hamiformat.WORDS:
+    if not origin.registers(notes):
+        return found
+    for word in origin.words:
         if not notes.get(word.register, ""):
             continue
         try:
-            listed = hamiformat.decode_register(notes[word.register], word)
+            listed = origin.decode_register(notes[word.register], word)
         except WireInvalid as error:
             problems.append(str(error))
             continue
@@ -269,11 +297,13 @@ def _vendors(
     return found
 
 
-def _partitions(pod: PodView, read: adoption.Adopted, view: adoption.NodeView) -> list[str]:
-    """List hardware partitions that HAMi created: the node agent cannot adopt them."""
-    if pod.annotations().get(hamiformat.MIG, "").strip(" []"):
+def _partitions(
+    pod: PodView, read: adoption.Adopted, view: adoption.NodeView, origin: Origin
+) -> list[str]:
+    """List hardware partitions of the other system: the node agent cannot adopt them."""
+    if origin.uses_mig(pod.annotations()):
         return [
-            "uses MIG instances that HAMi created; wait until it ends before migrating the node"
+            f"uses MIG instances of {origin.title}; wait until it ends before migrating the node"
         ]
     sizes = {one.uuid: one.memory_mib for own in view.devices.values() for one in own}
     parts = sorted(
@@ -308,7 +338,8 @@ class Mover:
         self._report = report
 
     async def migrate(self, *, vendor: str = "", accept: bool = False) -> NodeState:
-        """Migrate the node from HAMi; ``Refused`` lists the blockers."""
+        """Migrate the node to this project; ``Refused`` lists the blockers."""
+        await self._require_origin()
         state = await self._state()
         if state.side == "ours":
             return await self._list_again(accept=accept)
@@ -328,36 +359,39 @@ class Mover:
                 "select it with --vendor"
             )
         await self._leave([self._sides.label[0]])
-        await self._until_gone(self._sides.plugin, "HAMi's device plugin")
-        await self._until(self._is_settled, "pods to which HAMi is allocating devices")
+        title = self._sides.title
+        await self._until_gone(self._sides.plugin, f"{title}'s device plugin")
+        await self._until(self._is_settled, f"pods to which {title} is allocating devices")
         await self._patch(lambda node, pods: self._arrival(node, pods, wanted[0]))
         self._report(f"node {self._node}: migrated")
         return await self._state()
 
     async def _list_again(self, *, accept: bool) -> NodeState:
-        """List missing pods of HAMi on a node that is already migrated."""
+        """List missing pods of the other system on a node that is already migrated."""
         if not (await self._state()).problems:
             raise Refused(f"node {self._node} is already migrated")
         if not accept:
             raise Refused(
-                f"node {self._node} is migrated and runs pods of HAMi that it does not list; "
+                f"node {self._node} is migrated and runs pods of {self._sides.title} that it does "
+                "not list; "
                 "see hamictl migrate status; wait until they end, or give --accept to list them"
             )
         await self._patch(self._listed)
         return await self._state()
 
     def _listed(self, node: _NodeView, pods: Sequence[PodView]) -> dict[str, Any]:
-        old, _ = _mark(node.metadata.annotations or {})
-        catalog = Catalog.from_settings()
-        uids = {pod.metadata.uid for pod in pods if _is_of_hami(pod, catalog, old)}
-        mark = adoption.TakenOver(pods=tuple(sorted(uids)), devices=old.devices)
+        origin = self._sides.origin
+        old, _ = _mark(node.metadata.annotations or {}, origin)
+        uids = {pod.metadata.uid for pod in pods if _is_of(origin, pod, old)}
+        mark = msgspec.structs.replace(old, pods=tuple(sorted(uids)))
         return {"metadata": {"annotations": {annotations.TAKEN_OVER: adoption.encode_mark(mark)}}}
 
     async def roll_back(self, *, accept: bool) -> NodeState:
-        """Return the node to HAMi; ``Refused`` lists the blockers."""
+        """Return the node to the other system; ``Refused`` lists the blockers."""
+        await self._require_origin()
         state = await self._state()
-        if state.side == "hami":
-            raise Refused(f"node {self._node} already belongs to HAMi")
+        if state.side == self._sides.origin.name:
+            raise Refused(f"node {self._node} already belongs to {self._sides.title}")
         if not accept:
             await self._require_mirrors()
         node = await self._read()
@@ -365,8 +399,9 @@ class Mover:
         await self._until_gone(AGENT, "the node agent")
         if not accept:
             await self._require_mirrors()
+        await self._withdraw_amounts()
         await self._patch(lambda node, _: self._return(node))
-        self._report(f"node {self._node}: rolled back to HAMi")
+        self._report(f"node {self._node}: rolled back to {self._sides.title}")
         return await self._state()
 
     async def _leave(self, labels: Sequence[str]) -> None:
@@ -387,26 +422,25 @@ class Mover:
         self._report(f"node {self._node}: cordoned")
 
     def _arrival(self, node: _NodeView, pods: Sequence[PodView], vendor: str) -> dict[str, Any]:
-        """Record HAMi's pods and devices, remove its registration, add the agent's label."""
+        """Record the other system's pods and devices, remove its registration, add our label."""
         notes = node.metadata.annotations or {}
-        old, _ = _mark(notes)
-        catalog = Catalog.from_settings()
-        listed = _registered(notes, [])
+        origin = self._sides.origin
+        old, _ = _mark(notes, origin)
+        listed = _registered(notes, [], origin)
         mark = adoption.TakenOver(
-            pods=tuple(sorted(p.metadata.uid for p in pods if _is_of_hami(p, catalog, old))),
+            origin=origin.name,
+            pods=tuple(sorted(p.metadata.uid for p in pods if _is_of(origin, p, old))),
             devices={
                 word: {device.uuid: device.index for device in devices}
                 for word, devices in sorted(listed.items())
             }
             or old.devices,
         )
-        gone = [key for word in hamiformat.WORDS for key in (word.register, word.handshake)]
-        gone += ["hami.io/node-nvidia-score", *LOCKS]
         return {
             "metadata": {
                 "labels": {OURS + vendor: "true"},
                 "annotations": {
-                    **{key: None for key in gone if key in notes},
+                    **{key: None for key in origin.node_keys if key in notes},
                     annotations.TAKEN_OVER: adoption.encode_mark(mark),
                     MOVING: None,
                 },
@@ -417,13 +451,13 @@ class Mover:
     def _return(self, node: _NodeView) -> dict[str, Any]:
         notes = node.metadata.annotations or {}
         key, value = self._sides.label
-        gone = [key for word in hamiformat.WORDS for key in (word.register, word.handshake)]
+        gone = {one for origin in ORIGINS.values() for one in origin.node_keys}
         return {
             "metadata": {
                 "labels": {key: value},
                 "annotations": {
-                    # Mirrors of the devices, if any: HAMi's plugin writes its own.
-                    **{one: None for one in gone if one in notes},
+                    # The agent's, and mirrors: the other system's plugin writes its own.
+                    **{one: None for one in sorted(gone) if one in notes},
                     annotations.TAKEN_OVER: None,
                     MOVING: None,
                 },
@@ -434,16 +468,16 @@ class Mover:
     # --- waiting ---------------------------------------------------------------------------------
 
     async def _require_mirrors(self) -> None:
-        """Raise ``Refused`` unless HAMi will count every remaining pod."""
-        node = await self._read()
-        mark, _ = _mark(node.metadata.annotations or {})
+        """Raise ``Refused`` unless the other system will count every remaining pod."""
+        node, origin = await self._read(), self._sides.origin
+        mark, _ = _mark(node.metadata.annotations or {}, origin)
         lacking = [
             f"{pod.metadata.namespace}/{pod.metadata.name}"
             for pod in await self._pods()
             if _is_own(pod, mark)
             and not (
-                hamiformat.is_placed(pod.annotations())
-                and pod.annotations().get(hamiformat.NODE) == self._node
+                origin.is_placed(pod.annotations())
+                and pod.annotations().get(origin.node) == self._node
             )
         ]
         divided = [
@@ -453,22 +487,23 @@ class Mover:
         ]
         if divided:
             raise Refused(
-                f"{len(divided)} pods on node {self._node} use hardware partitions, which HAMi's "
-                f"plugins remove: {', '.join(sorted(divided)[:5])}; wait until they end"
+                f"{len(divided)} pods on node {self._node} use hardware partitions, which "
+                f"{origin.title}'s plugins remove: {', '.join(sorted(divided)[:5])}; wait until "
+                "they end"
             )
         if lacking:
             raise Refused(
-                f"{len(lacking)} pods on node {self._node} would not be counted by HAMi: "
-                f"{', '.join(sorted(lacking)[:5])}; set mirror_pods = true in the scheduler's "
-                "settings (component hami-mirrors) and wait, or wait until they end"
+                f"{len(lacking)} pods on node {self._node} would not be counted by {origin.title}: "
+                f"{', '.join(sorted(lacking)[:5])}; {origin.mirrored_by} and wait, or wait until "
+                "they end"
             )
 
     async def _is_settled(self) -> bool:
-        catalog = Catalog.from_settings()
-        mark, _ = _mark((await self._read()).metadata.annotations or {})
+        origin = self._sides.origin
+        mark, _ = _mark((await self._read()).metadata.annotations or {}, origin)
         return not any(
-            _is_of_hami(pod, catalog, mark)
-            and pod.annotations().get(hamiformat.BIND_PHASE) == hamiformat.BINDING
+            _is_of(origin, pod, mark)
+            and pod.annotations().get(origin.phase) == hamiformat.BINDING
             and not pod.status.container_statuses
             for pod in await self._pods()
         )
@@ -491,6 +526,16 @@ class Mover:
             "repeat the command to resume, or run the opposite one to undo it"
         )
 
+    async def _require_origin(self) -> None:
+        """Raise ``Refused`` if the node came over from another system than the given one."""
+        notes = (await self._read()).metadata.annotations or {}
+        mark, _ = _mark(notes, self._sides.origin)
+        if mark.origin != self._sides.origin.name:
+            raise Refused(
+                f"node {self._node} came over from {title_of(mark.origin)}; give --from "
+                f"{mark.origin}"
+            )
+
     # --- the API ---------------------------------------------------------------------------------
 
     async def _state(self) -> NodeState:
@@ -504,6 +549,23 @@ class Mover:
             "/api/v1/pods", field_selector=f"spec.nodeName={self._node}", page_size=PAGE
         )
         return [pod for page in pages for pod in _pods_decoder.decode(page).items]
+
+    async def _withdraw_amounts(self) -> None:
+        """Remove the resources that the agent advertised in the node's status."""
+        notes = (await self._read()).metadata.annotations or {}
+        listed = {
+            key: text
+            for key, text in notes.items()
+            if key.startswith(annotations.ADVERTISED_AMOUNTS)
+        }
+        if not listed:
+            return
+        names = dict.fromkeys(name for text in listed.values() for name in text.split(",") if name)
+        patch = {
+            "metadata": {"annotations": dict.fromkeys(listed)},
+            "status": {"capacity": names, "allocatable": names},
+        }
+        await self._kube.patch(f"{self._path}/status", json.dumps(patch).encode())
 
     async def _patch(
         self, change: Callable[[_NodeView, Sequence[PodView]], dict[str, Any]]

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of HAMi are booked before any allocation on their node, if an operator listed them."""
+"""Pods of HAMi or Volcano are booked before any allocation on their node, if listed there."""
 
 import json
 from typing import Any
 
 import pytest
 
-from hami_common.compat import adoption, hamiformat
+from hami_common.compat import adoption, hamiformat, volcano
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import StateRecord
 from hami_common.pods import annotations
+from hami_common.vendors.catalog import VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.planning.resizing import ResizeRequest
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World, pod_path
@@ -201,3 +203,67 @@ async def test_share_of_a_pod_of_hamis_is_not_resized() -> None:
             await running.scheduler.resizer.resize(
                 ResizeRequest(namespace="default", pod="h1", memory_mib=2000)
             )
+
+
+IN_GIB = VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",), memory_factor=1024))
+
+
+def volcano_pod(name: str, text: str = "GPU-n1-0,NVIDIA,6,10:") -> Obj:
+    """A pod to which Volcano's device plugin gave 6 GiB and 10 % of a device."""
+    pod = builders.pod(name, gpu=None, managed=False)
+    limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "6"}
+    limits["volcano.sh/vgpu-cores"] = "10"
+    pod["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+    pod["spec"]["nodeName"], pod["spec"]["schedulerName"] = "n1", "volcano"
+    pod["status"]["phase"] = "Running"
+    pod["metadata"]["annotations"] = {
+        volcano.POD_IDS: text,
+        volcano.TO_ALLOCATE: ";",
+        volcano.POD_NODE: "n1",
+        volcano.BIND_PHASE: volcano.BOUND,
+    }
+    return pod
+
+
+def volcano_mark(world: World, *pods: str) -> None:
+    found = adoption.TakenOver(origin="volcano", pods=tuple(f"uid-{pod}" for pod in pods))
+    notes = {annotations.TAKEN_OVER: adoption.encode_mark(found)}
+    world.kube.put(NODE, {"metadata": {"name": "n1", "annotations": notes}})
+
+
+async def test_pods_of_volcano_are_booked_counted_by_it_and_released_when_they_end() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.add_pod(volcano_pod("v1"))
+    volcano_mark(world, "v1")
+    async with world.scheduler(take_over=True, tick_s=1.0, vendors=IN_GIB) as running:
+        await world.advance(14, "n1")
+        (record,) = world.live()
+        (share,) = record.containers[0].shares
+        assert (record.origin, record.reason) == ("volcano", "")
+        assert (share.uuid, share.memory_mib, share.core_pct) == ("GPU-n1-0", 6144, 10)
+        world.check(builders.devices("n1"))
+        v1 = world.kube.pod("v1")
+        notes = v1["metadata"]["annotations"]
+        assert v1["metadata"]["labels"][annotations.MANAGED_LABEL] == "true"
+        assert annotations.limits("main") not in notes
+        assert notes[volcano.POD_IDS] == "GPU-n1-0,NVIDIA,6,10:"
+        assert (notes[volcano.TO_ALLOCATE], notes[volcano.BIND_PHASE]) == ("", volcano.BOUND)
+        new = world.add_pod(builders.pod("new", mem_mib=12))
+        assert "CardInsufficientMemory" in await running.bind(new, "n1")
+        world.kube.change(pod_path(v1), status={"phase": "Succeeded"})
+        await world.advance(7, "n1")
+        assert not world.live()
+        assert await running.bind(new, "n1") == ""
+
+
+async def test_bind_is_refused_beside_a_pod_of_volcano_missing_from_the_list() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.add_pod(volcano_pod("v1"))
+    async with world.scheduler(take_over=True, tick_s=1.0, vendors=IN_GIB) as running:
+        await world.advance(7, "n1")
+        error = await running.bind(world.add_pod(builders.pod("new", mem_mib=1)), "n1")
+        assert "default/v1" in error
+        assert "placed by Volcano" in error
+        assert "hamictl migrate node n1 --from volcano" in error

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the devices that HAMi gave to a pod into a placement in our terms.
+"""Converts the devices that HAMi or Volcano gave to a pod into a placement in our terms.
 
-The source is HAMi's own annotation on the pod, accepted only for pods that an operator has listed
-on their node (``TakenOver``): annotations alone prove nothing. The annotation is compared with the
-pod's requests, and doubts are resolved upwards:
+The source is that system's own annotation on the pod (``hami_common.compat.origins``), accepted
+only for pods that an operator has listed on their node (``TakenOver``): annotations alone prove
+nothing. The annotation is compared with the pod's requests, and doubts are resolved upwards:
 
 - where the two differ, the larger amount counts;
 - where the device is unknown, the share counts on every device that it may be on;
@@ -21,13 +21,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.bounds import DeviceId, Index, Uid, Vendor
-from hami_common.compat import hamiformat
+from hami_common.compat import hamiformat, volcano
 from hami_common.compat.hamiformat import Given, MigInstance, Word
+from hami_common.compat.origins import ORIGINS, OriginName
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import MIXED, ContainerShares, Share
-from hami_common.model.request import DeviceRequest
+from hami_common.model.request import ContainerKind, DeviceRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
 from hami_common.units import whole
@@ -38,12 +39,14 @@ _SIXTEENTHS: Final = 16
 
 
 class TakenOver(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of an operator's mark on a node that came over from HAMi."""
+    """Content of an operator's mark on a node that came over from another system."""
 
+    origin: OriginName = "hami"
+    """That system, ``Origin.name``."""
     pods: tuple[Uid, ...] = ()
-    """Pods that HAMi placed there, by uid: only these are adopted."""
+    """Pods that it placed there, by uid: only these are adopted."""
     devices: dict[Vendor, dict[DeviceId, Index]] = {}
-    """By vendor: HAMi's id of each device → the vendor's number of it."""
+    """By vendor: its id of each device → the vendor's number of it."""
 
 
 _mark_decoder = msgspec.json.Decoder(TakenOver)
@@ -98,17 +101,18 @@ class _Reader:
         self._pod = pod
         self._node = node
         self._catalog = catalog
+        self._origin = ORIGINS[node.mark.origin]
         self._problems: list[str] = []
 
     def read(self) -> Adopted:
         annotations = self._pod.annotations()
-        placed_on = annotations.get(hamiformat.NODE, self._node.name)
+        placed_on = annotations.get(self._origin.node, self._node.name)
         if placed_on != self._node.name:
-            self._doubt(f"annotation {hamiformat.NODE} names node {placed_on[:63]!r}")
+            self._doubt(f"annotation {self._origin.node} names node {placed_on[:63]!r}")
         instances = self._instances()
         containers = []
         ordered = self._pod.containers_in_order()
-        given = self._given([container for _, container in ordered])
+        given = self._given(ordered)
         for position, (kind, container) in enumerate(ordered):
             shares: list[Share] = []
             for vendor in self._catalog.asked(container):
@@ -135,11 +139,11 @@ class _Reader:
     # --- contents of the annotations -------------------------------------------------------------
 
     def _instances(self) -> dict[int, dict[int, MigInstance]]:
-        text = self._pod.annotations().get(hamiformat.MIG, "")
+        text = self._pod.annotations().get(self._origin.mig, "")
         if not text.strip():
             return {}
         try:
-            found = hamiformat.decode_mig(text, what=f"annotation {hamiformat.MIG}")
+            found = hamiformat.decode_mig(text, what=f"annotation {self._origin.mig}")
         except WireInvalid as error:
             self._doubt(str(error))
             return {}
@@ -149,36 +153,39 @@ class _Reader:
         return by_container
 
     def _given(
-        self, containers: Sequence[ContainerView]
+        self, containers: Sequence[tuple[ContainerKind, ContainerView]]
     ) -> dict[tuple[int, str], list[tuple[Word, Given]]]:
-        """HAMi's shares by (position of the container, vendor); absent where unknown.
+        """Shares by (position of the container, vendor); absent where unknown.
 
         HAMi's entries stand at the positions of the containers. For vendors whose devices have a
-        name of their own, only the non-empty entries are there, in order.
+        name of their own, only the non-empty entries are there, in order. Volcano has an entry for
+        each container that asks, and none for init containers.
         """
         found: dict[tuple[int, str], list[tuple[Word, Given]]] = {}
         unreadable: set[str] = set()
-        for word in hamiformat.WORDS:
+        for word in self._origin.words:
             text = self._pod.annotations().get(word.allocated, "")
             if not text.strip():
                 continue
             what = f"annotation {word.allocated}"
             asking = [
                 position
-                for position, container in enumerate(containers)
-                if any(vendor.name == word.vendor for vendor in self._catalog.asked(container))
+                for position, (kind, container) in enumerate(containers)
+                if (self._origin.serves_init or kind == "app")
+                and any(vendor.name == word.vendor for vendor in self._catalog.asked(container))
             ]
             if not asking:
                 self._doubt(f"{what}: no container asks for devices of {word.vendor}")
                 continue
             try:
-                entries = hamiformat.decode_shares(text, what=what)
+                entries = self._origin.decode_shares(text, word.allocated)
             except WireInvalid as error:
                 self._doubt(str(error))
                 unreadable.add(word.vendor)
                 continue
             filled = [place for place, entry in enumerate(entries) if entry]
-            if len(entries) == len(containers) and set(filled) <= set(asking):
+            has_places = self._origin.serves_init and len(entries) == len(containers)
+            if has_places and set(filled) <= set(asking):
                 places = {place: place for place in filled}
             elif len(filled) == len(asking):
                 places = dict(zip(filled, asking, strict=True))
@@ -190,9 +197,17 @@ class _Reader:
                 continue
             for place, position in places.items():
                 found.setdefault((position, word.vendor), []).extend(
-                    (word, one) for one in entries[place]
+                    (word, self._in_mib(word.vendor, one)) for one in entries[place]
                 )
         return {at: given for at, given in found.items() if at[1] not in unreadable}
+
+    def _unit_mib(self, vendor: str) -> int:
+        """Return the unit of memory in the annotations."""
+        unit_mib = self._catalog.vendor(vendor).resources.memory_unit_mib
+        return max(1, unit_mib) if self._origin.in_units else 1
+
+    def _in_mib(self, vendor: str, given: Given) -> Given:
+        return replace(given, memory_mib=given.memory_mib * self._unit_mib(vendor))
 
     def _request(self, container: ContainerView, vendor: str) -> DeviceRequest | None:
         """Request of the container, ``None`` when it cannot be determined."""
@@ -250,7 +265,7 @@ class _Reader:
 
     def _find(self, word: Word, given: Given, devices: Sequence[Device]) -> Device | None:
         for device in devices:
-            if device.uuid == given.id:
+            if device.uuid == volcano.device_of(given.id):
                 return device
         index = self._node.mark.devices.get(word.vendor, {}).get(given.id)
         if index is not None:
@@ -272,6 +287,8 @@ class _Reader:
             return _of_mask(device, given.cores)
         core_pct = _percent(word, device, given.cores)
         memory_mib = given.memory_mib or device.memory_mib
+        if device.memory_mib - memory_mib < self._unit_mib(device.vendor):
+            memory_mib = max(memory_mib, device.memory_mib)
         if device.partitions:
             return self._part(device, memory_mib, core_pct, instance)
         is_whole = core_pct >= _FULL_PCT and memory_mib >= device.memory_mib
@@ -327,7 +344,9 @@ class _Reader:
         if request is None or share.profile or request.exact or share.exclusive:
             return share
         wanted_mib = request.memory_mib_on(device.memory_mib)
-        if share.memory_mib < wanted_mib or share.core_pct < request.core_pct:
+        # Amounts in units of several MiB are rounded down.
+        lowest_mib = wanted_mib - self._unit_mib(device.vendor) + 1
+        if share.memory_mib < lowest_mib or share.core_pct < request.core_pct:
             self._doubt(
                 f"container {container} asks for {wanted_mib} MiB and {request.core_pct} % of "
                 f"{device.uuid}, its annotation says {share.memory_mib} MiB and {share.core_pct} %"

@@ -14,7 +14,7 @@ word for it, a *word* is HAMi's. Memory in MiB, compute in the vendor's unit for
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -184,9 +184,6 @@ WORDS: Final[tuple[Word, ...]] = (
     ),
 )
 
-ALLOCATED: Final = frozenset(word.allocated for word in WORDS)
-"""Annotations of a pod with the devices that HAMi gave it."""
-
 
 class Given(Struct, frozen=True, kw_only=True):
     """One device in the shares of a container."""
@@ -244,17 +241,18 @@ class MigInstance(Struct, frozen=True, kw_only=True):
 
 def decode_shares(text: str, *, what: str) -> tuple[tuple[Given, ...], ...]:
     """Devices of each container, empty where it has none; ``what`` names the annotation."""
-    _check_length(text, what)
+    check_length(text, what)
     containers = text.split(";")
     if containers[-1].strip():
         raise WireInvalid(what=what, problem="does not end with ';', so it may be cut off")
     containers.pop()
     if len(containers) > MOST_CONTAINERS:
         raise WireInvalid(what=what, problem=f"names {len(containers)} containers")
-    return tuple(_decode_container(one, what) for one in containers)
+    return tuple(decode_container(one, what) for one in containers)
 
 
-def _decode_container(text: str, what: str) -> tuple[Given, ...]:
+def decode_container(text: str, what: str) -> tuple[Given, ...]:
+    """Devices of one container."""
     entries = [one for one in text.strip().split(":") if one.strip()]
     if len(entries) > MOST_DEVICES:
         raise WireInvalid(what=what, problem=f"names {len(entries)} devices of one container")
@@ -270,8 +268,8 @@ def _decode_container(text: str, what: str) -> tuple[Given, ...]:
             Given(
                 id=fields[0],
                 type=fields[1],
-                memory_mib=_number(fields[2], entry, what),
-                cores=_number(fields[3], entry, what),
+                memory_mib=decode_number(fields[2], entry, what),
+                cores=decode_number(fields[3], entry, what),
             )
         )
     return tuple(given)
@@ -303,7 +301,7 @@ _mig_decoder = msgspec.json.Decoder(list[_MigLine])
 
 def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
     """MIG instances of a pod."""
-    _check_length(text, what)
+    check_length(text, what)
     try:
         lines = _mig_decoder.decode(text.encode())
     except UNDECODABLE as error:
@@ -362,7 +360,7 @@ _BARE, _NUMBERED = 7, 9
 def decode_register(text: str, word: Word) -> tuple[Registered, ...]:
     """Devices that a node registers under ``word``."""
     what = f"annotation {word.register}"
-    _check_length(text, what)
+    check_length(text, what)
     return _decode_csv(text, what) if word.form == "csv" else _decode_json(text, what)
 
 
@@ -402,13 +400,13 @@ def _decode_csv(text: str, what: str) -> tuple[Registered, ...]:
         found.append(
             Registered(
                 id=fields[0],
-                count=_number(fields[1], entry, what),
-                memory_mib=_number(fields[2], entry, what),
-                cores=_number(fields[3], entry, what),
+                count=decode_number(fields[1], entry, what),
+                memory_mib=decode_number(fields[2], entry, what),
+                cores=decode_number(fields[3], entry, what),
                 type=fields[4],
-                numa=_number(fields[5], entry, what),
+                numa=decode_number(fields[5], entry, what),
                 healthy=fields[6] == "true",
-                index=_number(fields[7], entry, what) if is_numbered else None,
+                index=decode_number(fields[7], entry, what) if is_numbered else None,
                 mode=fields[8] if is_numbered else "hami-core",
             )
         )
@@ -465,17 +463,14 @@ def number_in(device_id: str, word: Word, node: str) -> int | None:
     return int(match["number"])
 
 
-def is_placed(annotations: Mapping[str, str]) -> bool:
-    """True when a pod's annotations show that HAMi gave it devices."""
-    return any(annotations.get(key, "").strip(" ;") for key in ALLOCATED & annotations.keys())
-
-
-def _check_length(text: str, what: str) -> None:
+def check_length(text: str, what: str) -> None:
+    """Raise ``WireInvalid`` for a text that no annotation can have."""
     if len(text) > MOST_TEXT:
         raise WireInvalid(what=what, problem=f"has {len(text)} characters")
 
 
-def _number(text: str, entry: str, what: str) -> int:
+def decode_number(text: str, entry: str, what: str) -> int:
+    """Return an amount in an entry."""
     number = whole(text)
     if number is None:
         raise WireInvalid(what=what, problem=f"{shown(text)} in {shown(entry)} is no amount")

@@ -106,8 +106,6 @@ KEYS_PER_NODE: Final = 4_096
 """Pods of a node whose states are kept without a record; kubelet runs 110, at most some 500."""
 STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
-HAMI: Final = "hami"
-"""Origin of records of pods that HAMi placed."""
 
 _Key = tuple[str, str]
 
@@ -722,15 +720,17 @@ class Ledger:
         containers: tuple[ContainerShares, ...],
         allocation_id: str,
         now_s: float,
+        origin: str,
         reason: str = "",
     ) -> Append | None:
-        """Plan a ledger record for devices that HAMi gave to a pod; ``None`` when it exists.
+        """Plan a ledger record for devices that another system gave a pod; ``None`` if it exists.
 
-        ``pod``: uid, namespace and name. Capacity is not checked: the containers exist.
+        ``pod``: uid, namespace and name. ``origin``: that system. Capacity is not checked: the
+        containers exist.
         """
         uid, namespace, name = pod
         own = self.holding(node, uid)
-        if own is not None and (own.record.origin != HAMI or own.record.containers == containers):
+        if own is not None and (own.record.origin != origin or own.record.containers == containers):
             return None
         return self._append(
             AllocationRecord(
@@ -745,7 +745,7 @@ class Ledger:
                 lease_s=self._lease_s,
                 writer=self._writer,
                 reason=reason,
-                origin=HAMI,
+                origin=origin,
             ),
             fenced=True,
         )

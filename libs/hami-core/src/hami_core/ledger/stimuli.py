@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.compat.origins import HAMI
 from hami_common.events.allocation import (
     Account,
     AllocationRecord,
@@ -327,6 +328,8 @@ class AdoptPlanned(Input[Append | None], frozen=True, kw_only=True, omit_default
     allocation_id: str
     now_s: float
     reason: str = ""
+    origin: str = HAMI.name
+    """Of a log that does not contain it: the only one there was."""
 
 
 class ResizePlanned(Input[Append | NodeRefusal], frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.bounds import Label, Name, SignedInt32
+from hami_common.compat.origins import title_of
 from hami_common.errors import RequestInvalid
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import MPS_MODE
@@ -55,7 +56,7 @@ def resized(
     if holding.record.origin:
         raise RequestInvalid(
             field="pod",
-            problem="it was placed by HAMi, whose limiter holds it to its share",
+            problem=f"it was placed by {title_of(holding.record.origin)}, which limits its share",
             fix="create it again: then it is ours and can be resized",
         )
     if state != "running":

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hamictl migrate``: moves nodes from HAMi and back, with the steps of ``nodemigration``."""
+"""``hamictl migrate``: moves nodes from another system and back, as ``nodemigration`` does it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import click
 
+from hami_common.compat.origins import HAMI, ORIGINS, VOLCANO
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hamictl import options, output
@@ -12,26 +14,41 @@ from hamictl.errors import InputRefused
 from hamictl.kube import with_kube
 from hamictl.nodemigration import Mover, NodeState, NodeStates, Sides, survey
 
-HAMI_LABEL = "gpu=on"
-HAMI_PLUGIN = "app.kubernetes.io/component=hami-device-plugin"
+LABELS: Final[Mapping[str, tuple[str, str]]] = {
+    HAMI.name: ("gpu=on", "app.kubernetes.io/component=hami-device-plugin"),
+    VOLCANO.name: ("volcano.sh/vgpu-plugin=on", "name=volcano-device-plugin"),
+}
+"""By origin: default label of nodes with its device plugin, and label of the plugin's pods.
+
+The manifest of volcano-vgpu-device-plugin selects all nodes; the label is the one that
+docs/volcano.md adds.
+"""
 
 
 @click.group()
 def migrate() -> None:
-    """Migrate nodes from HAMi, or roll back, while their pods run."""
+    """Migrate nodes from HAMi or Volcano, or roll back, while their pods run."""
 
 
-_label_option = click.option(
-    "--hami-label",
-    default=HAMI_LABEL,
+_from_option = click.option(
+    "--from",
+    "origin",
+    type=click.Choice(tuple(ORIGINS)),
+    default=HAMI.name,
     show_default=True,
-    help="Label of nodes that run HAMi's device plugin.",
+    help="System whose device plugin served the nodes; volcano: volcano-vgpu-device-plugin.",
+)
+_label_option = click.option(
+    "--node-label",
+    default="",
+    help="Label of nodes that run that system's device plugin."
+    f" [default: {LABELS[HAMI.name][0]}; for volcano {LABELS[VOLCANO.name][0]}]",
 )
 _plugin_option = click.option(
-    "--hami-plugin",
-    default=HAMI_PLUGIN,
-    show_default=True,
-    help="Label of the pods of HAMi's device plugin.",
+    "--plugin-label",
+    default="",
+    help="Label of the pods of that device plugin."
+    f" [default: {LABELS[HAMI.name][1]}; for volcano {LABELS[VOLCANO.name][1]}]",
 )
 _wait_option = click.option(
     "--wait", "wait_s", default=120.0, show_default=True, help="Timeout of each step, in seconds."
@@ -39,23 +56,30 @@ _wait_option = click.option(
 
 
 @migrate.command()
+@_from_option
 @_label_option
+@_plugin_option
 @options.kubeconfig_option
 @options.format_option
-def plan(hami_label: str, kubeconfig: str, format_: str) -> None:
-    """List nodes of HAMi and what blocks their migration."""
-    found = _survey(kubeconfig, hami_label)
-    items = tuple(one for one in found.items if one.side in ("hami", "moving"))
-    _show(NodeStates(items=items), format_, empty="No nodes of HAMi found.")
+def plan(origin: str, node_label: str, plugin_label: str, kubeconfig: str, format_: str) -> None:
+    """List nodes of the other system and what blocks their migration."""
+    sides = parse_sides(node_label, plugin_label, 0.0, origin=origin)
+    found = with_kube(kubeconfig, lambda api: survey(api, sides))
+    items = tuple(one for one in found.items if one.side in (origin, "moving"))
+    _show(NodeStates(items=items), format_, empty=f"No nodes of {sides.title} found.")
 
 
 @migrate.command()
+@_from_option
 @_label_option
+@_plugin_option
 @options.kubeconfig_option
 @options.format_option
-def status(hami_label: str, kubeconfig: str, format_: str) -> None:
+def status(origin: str, node_label: str, plugin_label: str, kubeconfig: str, format_: str) -> None:
     """List all nodes with their owner and pods."""
-    _show(_survey(kubeconfig, hami_label), format_, empty="No devices found.")
+    sides = parse_sides(node_label, plugin_label, 0.0, origin=origin)
+    found = with_kube(kubeconfig, lambda api: survey(api, sides))
+    _show(found, format_, empty="No devices found.")
 
 
 @migrate.command()
@@ -63,13 +87,14 @@ def status(hami_label: str, kubeconfig: str, format_: str) -> None:
 @click.option(
     "--vendor",
     default="",
-    help="Vendor whose agent runs on the node; required if HAMi registers none or several.",
+    help="Vendor whose agent runs on the node; required if no or several vendors are registered.",
 )
 @click.option(
     "--accept",
     is_flag=True,
     help="Migrate despite blockers; count each doubtful share as its maximum.",
 )
+@_from_option
 @_label_option
 @_plugin_option
 @_wait_option
@@ -78,16 +103,17 @@ def node(  # noqa: PLR0917 - click passes them by name
     name: str,
     vendor: str,
     accept: bool,  # noqa: FBT001 - click passes flags so
-    hami_label: str,
-    hami_plugin: str,
+    origin: str,
+    node_label: str,
+    plugin_label: str,
     wait_s: float,
     kubeconfig: str,
 ) -> None:
-    """Migrate a node from HAMi."""
+    """Migrate a node to this project."""
     known = [one.name for one in Catalog.from_settings().vendors]
     if vendor and vendor not in known:
         raise InputRefused(f"--vendor {vendor}: give one of {', '.join(known)}")
-    sides = parse_sides(hami_label, hami_plugin, wait_s)
+    sides = parse_sides(node_label, plugin_label, wait_s, origin=origin)
 
     async def work(api: KubeApi) -> NodeState:
         mover = Mover(api, name, sides, report=_reporter())
@@ -98,7 +124,8 @@ def node(  # noqa: PLR0917 - click passes them by name
 
 @migrate.command()
 @click.argument("name")
-@click.option("--accept", is_flag=True, help="Roll back although HAMi will not count all pods.")
+@click.option("--accept", is_flag=True, help="Roll back although not all pods will be counted.")
+@_from_option
 @_label_option
 @_plugin_option
 @_wait_option
@@ -106,13 +133,14 @@ def node(  # noqa: PLR0917 - click passes them by name
 def rollback(  # noqa: PLR0917 - click passes them by name
     name: str,
     accept: bool,  # noqa: FBT001 - click passes flags so
-    hami_label: str,
-    hami_plugin: str,
+    origin: str,
+    node_label: str,
+    plugin_label: str,
     wait_s: float,
     kubeconfig: str,
 ) -> None:
-    """Return a node to HAMi."""
-    sides = parse_sides(hami_label, hami_plugin, wait_s)
+    """Return a node to the system from which it migrated."""
+    sides = parse_sides(node_label, plugin_label, wait_s, origin=origin)
 
     async def work(api: KubeApi) -> NodeState:
         return await Mover(api, name, sides, report=_reporter()).roll_back(accept=accept)
@@ -120,20 +148,19 @@ def rollback(  # noqa: PLR0917 - click passes them by name
     _show_done(with_kube(kubeconfig, work))
 
 
-def _survey(kubeconfig: str, hami_label: str) -> NodeStates:
-    sides = parse_sides(hami_label, HAMI_PLUGIN, 0.0)
-    return with_kube(kubeconfig, lambda api: survey(api, sides))
-
-
-def parse_sides(label: str, plugin: str, wait_s: float) -> Sides:
-    """Parse the labels of both sides; ``InputRefused`` for an invalid one."""
+def parse_sides(label: str, plugin: str, wait_s: float, *, origin: str = HAMI.name) -> Sides:
+    """Parse the labels of the other system; ``InputRefused`` for an invalid one."""
+    of_node, of_plugin = LABELS[origin]
     pairs = []
-    for option, text in (("--hami-label", label), ("--hami-plugin", plugin)):
+    for option, text in (
+        ("--node-label", label or of_node),
+        ("--plugin-label", plugin or of_plugin),
+    ):
         key, separator, value = text.partition("=")
         if not (key and separator and value):
             raise InputRefused(f"{option} {text}: write KEY=VALUE")
         pairs.append((key, value))
-    return Sides(label=pairs[0], plugin=pairs[1], wait_s=wait_s)
+    return Sides(origin=ORIGINS[origin], label=pairs[0], plugin=pairs[1], wait_s=wait_s)
 
 
 def _reporter() -> Callable[[str], None]:
@@ -150,7 +177,7 @@ def _reporter() -> Callable[[str], None]:
 
 def _show_done(state: NodeState) -> None:
     click.echo(
-        f"{state.hami_pods} pods of HAMi ({state.taken_over} taken over) and "
+        f"{state.former_pods} pods of the other system ({state.taken_over} taken over) and "
         f"{state.our_pods} other pods with devices run there"
     )
 
@@ -158,13 +185,13 @@ def _show_done(state: NodeState) -> None:
 def _show(found: NodeStates, format_: str, *, empty: str) -> None:
     if output.structured(found, format_):
         return
-    headings = ["NODE", "SIDE", "VENDORS", "HAMI PODS", "TAKEN OVER", "OUR PODS", "BLOCKERS"]
+    headings = ["NODE", "SIDE", "VENDORS", "FORMER PODS", "TAKEN OVER", "OUR PODS", "BLOCKERS"]
     rows = [
         [
             one.node,
             one.side,
             ",".join(one.vendors) or "-",
-            one.hami_pods,
+            one.former_pods,
             one.taken_over,
             one.our_pods,
             len(one.problems) or "-",

@@ -69,6 +69,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.compat.origins import title_of
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
@@ -598,8 +599,8 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
     if record.origin:
         return Refuse(
             code=Code.NO_ALLOCATION,
-            text=f"pod {pod.title} was placed by HAMi, whose plugin serves this node no more; "
-            "create it again",
+            text=f"pod {pod.title} was placed by {title_of(record.origin)}, whose device plugin no "
+            "longer serves this node; create it again",
         )
     if record.op == "release":
         return Refuse(

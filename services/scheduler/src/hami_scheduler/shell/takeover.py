@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Book the pods that HAMi placed in the ledger before anything is allocated on their node.
+"""Book the pods of HAMi or Volcano in the ledger before anything is allocated on their node.
 
 When an agent starts on a node, the node and its pods are read once. Pods that an operator listed on
 the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked with their
 devices (``hami_common.compat.adoption``) and get a signed allocation and our label. From then on
 they are treated like all others: watched, released when they end, restored from their own
-annotations. HAMi's annotations and limiter stay in place. Nothing is allocated on a node before
-this is done, nor while a pod of HAMi that is not listed runs there. Times are in seconds.
+annotations. The other system's annotations and limiter stay in place. Nothing is allocated on a
+node before this is done, nor while an unlisted pod of such a system runs there. Times are in
+seconds.
 """
 
 import logging
@@ -17,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.apipath import api_path
-from hami_common.compat import adoption, hamiformat
+from hami_common.compat import adoption
+from hami_common.compat.origins import ORIGINS, title_of
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.pods import annotations
@@ -27,7 +29,6 @@ from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger import binding
 from hami_core.ledger.holding import Holding
-from hami_core.ledger.ledger import HAMI
 from hami_core.ledger.podfacts import PodReader
 from hami_core.ledger.stimuli import AdoptPlanned
 from hami_scheduler.settings import Settings
@@ -104,7 +105,7 @@ class TakeOver:
         return self._settings.take_over and self._examined.get(node) != self._key(node)
 
     async def ensure(self, node: str) -> None:
-        """Return once all pods of HAMi's on the node are in the ledger, else ``Unavailable``."""
+        """Return once all listed pods of the node are in the ledger, else ``Unavailable``."""
         if not self.is_withheld(node):
             self._refusals.pop(node, None)
             return
@@ -168,7 +169,7 @@ class TakeOver:
         devices = {one.vendor: one.devices for one in self._inventory.of_node(node)}
         mark = await self._mark(node)
         view = adoption.NodeView(name=node, devices=devices, mark=mark)
-        unlisted: list[str] = []
+        unlisted: dict[str, list[str]] = {}
         failed: list[str] = []
         for pod in await self._pods(node):
             meta = pod.metadata
@@ -187,29 +188,32 @@ class TakeOver:
                 detail=f"{len(failed)} pods there cannot be taken over"
                 f" ({', '.join(sorted(failed)[:NAMES_TOLD])}); see GET /v1/quarantine",
             )
-        if unlisted:
-            names = ", ".join(sorted(unlisted)[:NAMES_TOLD])
+        for origin, pods in unlisted.items():
+            names = ", ".join(sorted(pods)[:NAMES_TOLD])
             raise Unavailable(
                 peer=f"node {node}",
-                detail=f"{len(unlisted)} pods there were placed by HAMi and are not taken over"
-                f" ({names}); run hamictl migrate node {node}",
+                detail=f"{len(pods)} pods there were placed by {title_of(origin)} and are not taken"
+                f" over ({names}); run hamictl migrate node {node} --from {origin}",
             )
 
     async def _examine_pod(
-        self, pod: PodView, node: adoption.NodeView, unlisted: list[str]
+        self, pod: PodView, node: adoption.NodeView, unlisted: dict[str, list[str]]
     ) -> None:
         placed_by = self._placed_by(pod, node.name)
         if placed_by == US or not adoption.may_hold(pod, self._catalog):
             return
         if pod.metadata.uid in node.mark.pods:
             await self._adopt(pod, node)
-        elif placed_by != HAMI and hamiformat.is_placed(pod.annotations()):
-            unlisted.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
+        elif not placed_by:
+            name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+            for origin in ORIGINS.values():
+                if origin.is_placed(pod.annotations()):
+                    unlisted.setdefault(origin.name, []).append(name)
 
     def _placed_by(self, pod: PodView, node: str) -> str:
         """Return who placed the pod, by the ledger or a trusted signature; empty: unknown.
 
-        ``US``, or ``HAMI`` when it was taken over before.
+        ``US``, or the origin of a pod that was taken over before.
         """
         holding = self._state.ledger.holding(node, pod.metadata.uid)
         if holding is not None:
@@ -252,11 +256,13 @@ class TakeOver:
         found = adoption.read(pod, node, self._catalog)
         extra = {"namespace": meta.namespace, "pod": meta.name, "node": node.name}
         for problem in found.problems:
-            _log.warning("share of a pod of HAMi was in doubt", extra={**extra, "problem": problem})
+            _log.warning(
+                "share of a pod taken over is in doubt", extra={**extra, "problem": problem}
+            )
         if not found.containers:
             return
         async with self._effects.ledger.planning(node.name):
-            holding = await self._book(pod, node.name, found)
+            holding = await self._book(pod, node, found)
         try:
             await self._annotate(holding)
         except NotFound:
@@ -264,9 +270,12 @@ class TakeOver:
             return
         await self._effects.ledger.confirm(holding)
 
-    async def _book(self, pod: PodView, node: str, found: adoption.Adopted) -> Holding:
+    async def _book(
+        self, pod: PodView, view: adoption.NodeView, found: adoption.Adopted
+    ) -> Holding:
         """Return the record of the pod with the devices found."""
         meta, ledger, allocation_id = pod.metadata, self._state.ledger, self._ids()
+        node, origin = view.name, view.mark.origin
         for _ in range(self._settings.fence_tries):
             self._state.require_complete()
             plan = self._state.core.answer(
@@ -279,6 +288,7 @@ class TakeOver:
                     allocation_id=allocation_id,
                     now_s=self._state.clock.now_s(),
                     reason="; ".join(found.problems)[:MOST_REASON],
+                    origin=origin,
                 )
             )
             if plan is not None:
@@ -288,10 +298,8 @@ class TakeOver:
                     await self._effects.ledger.read_node(node)
                     continue
                 self._metrics.repairs.labels(action="adopted").inc()
-                _log.info(
-                    "pod of HAMi taken over",
-                    extra={"namespace": meta.namespace, "pod": meta.name, "node": node},
-                )
+                extra = {"namespace": meta.namespace, "pod": meta.name, "node": node}
+                _log.info("pod taken over", extra={**extra, "origin": origin})
             holding = ledger.holding(node, meta.uid)
             if holding is not None:
                 return holding
