@@ -5,6 +5,7 @@
     ./dev test unit contract       these tiers, no gates
     ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
     ./dev test e2e --kubernetes 1.34   on this release; without a tier all tests that use one
+    ./dev test e2e --scheduler volcano   the tests of this other scheduler alone
     ./dev test attack              hostile input and faults against the services
     ./dev test install             the images, installed on a cluster of one real node
     ./dev test property --fresh    with new examples; --minutes 60 repeats that for an hour
@@ -18,6 +19,9 @@ because HAMI_REQUIRE_CLUSTER=1; else the summary gives the reason. They run on t
 ``tests.cluster.releases``. Where one is required, older releases run what their role says, and HAMi
 is installed from its images. The summary also names the versions of the tested platform. The last
 line counts tests, with failed gates among the failures.
+
+``--scheduler`` runs the end-to-end tests with the marker of another scheduler on the real control
+plane. Both are built if needed, and a test that cannot run fails, as with HAMI_REQUIRE_CLUSTER=1.
 
 Tiers with real processes and real time (all but unit) retry a few failed tests, alone: one that
 passes then is reported as "flaked", by name, with its first failure printed above. More than
@@ -36,6 +40,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +61,8 @@ INSTALL = "install"
 """A whole run leaves out its tests marked ``long``."""
 REAL = "e2e-real"
 """The end-to-end tests on the real control plane."""
+SCHEDULERS: Mapping[str, Callable[[], Path]] = {"volcano": build.volcano}
+"""By the marker of their tests: what builds another scheduler."""
 OLDER = "older-real"
 """The tests of an older release of Kubernetes."""
 DEAL = {
@@ -120,6 +127,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--gates", action="store_true")
     parser.add_argument("--plane", choices=("sim", "real"))
     parser.add_argument("--kubernetes", choices=NAMES)
+    parser.add_argument("--scheduler", choices=tuple(SCHEDULERS))
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--minutes", type=float, default=0.0)
     options, rest = parser.parse_known_args(arguments)
@@ -128,6 +136,10 @@ def main(arguments: list[str]) -> int:
         _print_table(outcomes, "gate")
         return 1 if any(outcome.failed for outcome in outcomes) else 0
     release: str | None = options.kubernetes
+    if options.scheduler:
+        if rest not in ([], ["e2e"]) or options.plane == "sim" or options.fresh:
+            parser.error("--scheduler runs tests of the tier e2e on the real plane")
+        return _run_scheduler(options.scheduler, release)
     unknown = [argument for argument in rest if argument not in (*TIERS, INSTALL)]
     if unknown:
         chosen = ["--plane", options.plane] if options.plane else []
@@ -147,6 +159,11 @@ def main(arguments: list[str]) -> int:
         if release is None and required:
             tiers.append(_run_tier(INSTALL, plane="real", without="long"))
             tiers += _run_older()
+    return _report(gates, tiers, release)
+
+
+def _report(gates: list[Outcome], tiers: list[Outcome], release: str | None) -> int:
+    """Print the results; return the exit code."""
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
     _print_skips(tiers)
@@ -158,6 +175,17 @@ def main(arguments: list[str]) -> int:
     skipped = sum(outcome.skipped for outcome in tiers)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed or not passed else 0
+
+
+def _run_scheduler(name: str, release: str | None) -> int:
+    """Run the tests of another scheduler; return the exit code."""
+    os.environ[REQUIRED] = "1"
+    problem = _provide_cluster(release, required=True, parts=(build.containerd, SCHEDULERS[name]))
+    if problem:
+        print(problem, flush=True)
+        return 1
+    _build_native()
+    return _report([], [_run_tier("e2e", plane="real", only=name)], release)
 
 
 def _run_fresh(tiers: list[str], *, minutes: float) -> int:
@@ -227,18 +255,21 @@ def _run_gate(name: str) -> Outcome:
     return Outcome(name=name, passed=int(is_good), failed=int(not is_good), seconds=seconds)
 
 
-def _provide_cluster(release: str | None, *, required: bool) -> str:
+def _provide_cluster(
+    release: str | None,
+    *,
+    required: bool,
+    parts: Iterable[Callable[[], object]] = (build.containerd, build.kueue, build.volcano),
+) -> str:
     """Export the path of the real control plane's programs; else return the reason.
 
-    ``required`` also builds the container runtime of the tests of a real node, Kueue and
-    Volcano.
+    ``required`` also builds ``parts``: the container runtime of a real node, Kueue and Volcano.
     """
     try:
         found = build.build(release) if required else build.find(release)
         if required:
-            build.containerd()
-            build.kueue()
-            build.volcano()
+            for make in parts:
+                make()
     except build.BuildFailed as error:
         return f"the real control plane could not be built: {error}"
     if found is None:
@@ -285,7 +316,7 @@ def _run_older() -> list[Outcome]:
     return outcomes
 
 
-def _run_tier(folder_name: str, *, plane: str, without: str = "") -> Outcome:
+def _run_tier(folder_name: str, *, plane: str, without: str = "", only: str = "") -> Outcome:
     folder = TESTS / folder_name
     name = REAL if (folder_name, plane) == ("e2e", "real") else folder_name
     if not folder.is_dir():
@@ -294,6 +325,7 @@ def _run_tier(folder_name: str, *, plane: str, without: str = "") -> Outcome:
     RESULTS.mkdir(parents=True, exist_ok=True)
     chosen = ["not real"] if name == "e2e" else []  # those belong to the other run
     chosen += [f"not {without}"] if without else []
+    chosen += [only] if only else []
     options = [f"--plane={plane}", str(folder)]
     if name not in ALONE:
         return _run_part(name, name, options, chosen, is_alone=name in ONE_WORKER)

@@ -37,6 +37,7 @@ from tests.support.volcano import GROUP_NAME, NAME, USER, Volcano, volcano_or_sk
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real,
+    pytest.mark.volcano,
     pytest.mark.shares_cluster,
     pytest.mark.timeout(600),
 ]
@@ -190,12 +191,13 @@ class Site:
         await self.until("ledger and pods agree", is_settled)
 
 
-def write_overlay(directory: Path) -> Path:
+def write_overlay(directory: Path, *more: str) -> Path:
+    """Write the overlay of docs/volcano.md, with further components."""
     example = yaml.safe_load((COMPONENT / "example.yaml").read_text())
     example["data"] = {"schedulers": NAME, "binders": USER}
     names = directory / "other-schedulers.yaml"
     names.write_text(yaml.safe_dump(example))
-    components = [COMPONENT.parent / name for name in ("advertise-amounts", "volcano")]
+    components = [COMPONENT.parent / name for name in ("advertise-amounts", "volcano", *more)]
     return overlay(directory / "mine", OVERLAYS / "dev", [COMPONENT, *components], files=[names])
 
 

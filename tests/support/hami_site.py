@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster on which HAMi 2.10 runs, as far as it meets kubelet and the API server.
+"""A cluster with the device plugins of HAMi 2.10 or Volcano, as kubelet and the API server see it.
 
 Real: API server, controllers, the DaemonSets of HAMi's device plugins and of this project's agents,
 a kube-scheduler that places their pods. Simulated: kubelets, devices, and HAMi itself. HAMi's
-scheduler is ``HamiSite.place``: it writes HAMi's annotations and binds the pod. HAMi's plugins are
-gRPC servers of the test, which serve where the DaemonSet's pod runs, with HAMi's ids of devices.
+scheduler is ``HamiSite.place``: it writes HAMi's annotations and binds the pod. The plugins are
+gRPC servers of the test, which serve where the DaemonSet's pod runs, with their own ids of devices.
 The agents' pods stay in ContainerCreating, since the host paths of their manifests do not exist on
 this machine; their processes start and stop with these pods. Memory in MiB.
 """
@@ -20,7 +20,7 @@ import anyio
 import yaml
 from msgspec import Struct
 
-from hami_common.compat import hamiformat
+from hami_common.compat import hamiformat, volcano
 from hami_common.kubeletapi import deviceplugin as api
 from hami_sim.cluster import AGENTS_NAMESPACE, NodeSpec
 from hami_sim.hardware import profile as hardware
@@ -52,6 +52,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     handshake: str
     allocated: str
     slots: int
+    amounts: tuple[str, ...] = ()
+    """Resources for MiB and percent of all devices, of which kubelet gets an id for each unit."""
 
 
 NVIDIA = Kind(
@@ -76,6 +78,20 @@ ILUVATAR = Kind(
     allocated="hami.io/MR-V100-devices-allocated",
     slots=100,
 )
+VOLCANO = Kind(
+    word="NVIDIA",
+    vendor="nvidia",
+    resource="volcano.sh/vgpu-number",
+    plugin=("name", "volcano-device-plugin"),
+    label=("volcano.sh/vgpu-plugin", "on"),
+    register=volcano.REGISTER,
+    handshake=volcano.HANDSHAKE,
+    allocated=volcano.POD_IDS,
+    slots=10,
+    amounts=("volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores"),
+)
+REPORT_S = 20.0
+"""Interval of Volcano's handshake: its scheduler drops a node after 60 s."""
 
 
 def registration(node: NodeSpec, kind: Kind, slots: int) -> str:
@@ -93,6 +109,10 @@ def registration(node: NodeSpec, kind: Kind, slots: int) -> str:
                 for index, (uuid, mib, name) in enumerate(rows)
             ]
         )
+    if kind is VOLCANO:
+        return "".join(
+            f"{uuid},{slots},{mib},NVIDIA-{name},true,hami-core:" for uuid, mib, name in rows
+        )
     return "".join(
         f"{uuid},{slots},{mib},100,{kind.word},0,true,{index},hami-core:"
         for index, (uuid, mib, _) in enumerate(rows)
@@ -106,7 +126,9 @@ class HamiSite:
         """HAMi's plugin by node; its split count, where it is not the kind's."""
         self.kinds = kinds
         self._slots = slots
-        self._plugins: dict[str, TestPlugin] = {}
+        self._plugins: dict[str, list[TestPlugin]] = {}
+        """By node: that of the devices, then those of amounts."""
+        self._reported_s: dict[str, float] = {}
         self._serving: set[str] = set()
         self._agents: set[str] = set()
         self._stack = AsyncExitStack()
@@ -147,13 +169,30 @@ class HamiSite:
         ]
         plugin = TestPlugin(directory, kind.resource, ids, endpoint=f"{kind.vendor}-gpu.sock")
         plugin.answer = self._answer
-        self._plugins[node.name] = plugin
+        count = len(machine.devices)
+        totals = (sum(map(machine.memory_mib_of, range(count))), 100 * count)
+        self._plugins[node.name] = [
+            plugin,
+            *(
+                TestPlugin(directory, name, [f"{n}" for n in range(total)], endpoint=f"{n_th}.sock")
+                for n_th, (name, total) in enumerate(zip(kind.amounts, totals, strict=False))
+            ),
+        ]
+        patch = {"metadata": {"labels": dict([kind.label])}}
+        await site.client.patch("nodes", node.name, patch)
+        await self._register(site, node)
+
+    async def _register(self, site: Installed, node: NodeSpec) -> None:
+        """Write the node's annotations as its plugin does."""
+        kind = self.kinds[node.name]
+        slots = self._slots.get(node.name, kind.slots)
+        state = "Reported" if kind is VOLCANO else "Requesting"
         notes = {
             kind.register: registration(node, kind, slots),
-            kind.handshake: "Requesting_2026-08-01 10:00:00",
+            kind.handshake: f"{state}_2026-08-01 10:00:00",
         }
-        patch = {"metadata": {"labels": dict([kind.label]), "annotations": notes}}
-        await site.client.patch("nodes", node.name, patch)
+        await site.client.patch("nodes", node.name, {"metadata": {"annotations": notes}})
+        self._reported_s[node.name] = anyio.current_time()
 
     async def _answer(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
         del ids  # HAMi's plugin reads the devices from the pod's annotation
@@ -164,17 +203,9 @@ class HamiSite:
         try:
             task_status.started()
             while True:
-                for name, plugin in self._plugins.items():
-                    key, value = self.kinds[name].plugin
-                    pods = await _pods_on(site, HAMI_NAMESPACE, f"{key}={value}", name)
-                    runs = any(pod["status"]["phase"] == "Running" for pod in pods)
-                    if runs and name not in self._serving:
-                        await plugin.serve()
-                        await plugin.register()
-                        self._serving.add(name)
-                    elif not pods and name in self._serving:
-                        await _end(plugin)
-                        self._serving.discard(name)
+                for node in site.spec.nodes:
+                    if node.name in self._plugins:
+                        await self._follow_plugins(site, node)
                 for node in site.spec.nodes:
                     pods = await _pods_on(site, AGENTS_NAMESPACE, AGENT, node.name)
                     if pods and node.name not in self._agents:
@@ -187,21 +218,44 @@ class HamiSite:
         finally:
             with anyio.CancelScope(shield=True):
                 for name in self._serving:
-                    await _end(self._plugins[name])
+                    for plugin in self._plugins[name]:
+                        await _end(plugin)
                 await self._stack.aclose()
                 if DEFAULT_SCHEDULER in site.processes:
                     await site.processes[DEFAULT_SCHEDULER].stop()
 
+    async def _follow_plugins(self, site: Installed, node: NodeSpec) -> None:
+        """Serve the node's plugins while the pod of their DaemonSet runs there."""
+        name, kind = node.name, self.kinds[node.name]
+        pods = await _pods_on(site, HAMI_NAMESPACE, "=".join(kind.plugin), name)
+        if name in self._serving:
+            if not pods:
+                for plugin in self._plugins[name]:
+                    await _end(plugin)
+                self._serving.discard(name)
+            elif kind is VOLCANO and anyio.current_time() - self._reported_s[name] >= REPORT_S:
+                await self._register(site, node)
+        elif any(pod["status"]["phase"] == "Running" for pod in pods):
+            for plugin in self._plugins[name]:
+                await plugin.serve()
+                await plugin.register()
+            await self._register(site, node)
+            self._serving.add(name)
+
     async def until_serves(self, site: Installed, node: str) -> None:
         """Wait until kubelet offers the devices of HAMi's plugin, and no agent runs."""
-        resource, count = self.kinds[node].resource, str(len(self._plugins[node].ids))
+        wanted = {plugin.resource: str(len(plugin.ids)) for plugin in self._plugins[node]}
 
         async def serves() -> bool:
             status = (await site.client.get("nodes", node))["status"]
-            is_offered = bool(status.get("allocatable", {}).get(resource) == count)
+            is_offered = wanted.items() <= status.get("allocatable", {}).items()
             return is_offered and node in self._serving and node not in self._agents
 
-        await site.until(f"{node} offers {resource} of HAMi", serves)
+        await site.until(f"{node} offers {', '.join(wanted)} of the plugin", serves)
+
+    def check_asked(self, node: str) -> None:
+        """Check that kubelet asked the plugin for devices."""
+        assert self._plugins[node][0].allocated
 
     async def place(
         self, site: Installed, name: str, node: str, containers: Sequence[Obj], text: str
@@ -239,7 +293,7 @@ class HamiSite:
         await site.client.create("pods", pod, "default")
         await site.client.bind(name, node)
         await site.until(f"{name} runs", partial(site.pod_is, name, "Running"), limit_s=RUN_S)
-        assert self._plugins[node].allocated, "kubelet asked HAMi's plugin for devices"
+        self.check_asked(node)
         phase = {"metadata": {"annotations": {"hami.io/bind-phase": "success"}}}
         await site.client.patch("pods", name, phase, namespace="default")
 

@@ -411,9 +411,7 @@ async def test_node_returns_only_to_the_system_that_it_came_from() -> None:
 
 
 async def test_labels_have_a_default_for_each_system() -> None:
-    assert FROM_VOLCANO == Sides(
-        origin=VOLCANO,
-        label=("volcano.sh/vgpu-plugin", "on"),
-        plugin=("name", "volcano-device-plugin"),
-        wait_s=20.0,
-    )
+    sides = FROM_VOLCANO
+    assert (sides.origin, sides.label) == (VOLCANO, ("volcano.sh/vgpu-plugin", "on"))
+    assert sides.plugin == ("name", "volcano-device-plugin")
+    assert parse_sides("", "", 120.0) == Sides()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_tests import Outcome, count, gate_names, merge
+from tools.run_tests import ROOT, SCHEDULERS, Outcome, count, gate_names, main, merge
 
 
 def report(tmp_path: Path, *cases: str) -> Path:
@@ -77,3 +77,29 @@ def test_incomplete_second_run_excuses_no_failure() -> None:
 def test_failed_tests_are_named(tmp_path: Path) -> None:
     outcome = count("unit", report(tmp_path, case("a"), case("b", '<failure message="no"/>')))
     assert outcome.failed_names == ["tests.unit.x::b"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["unit", "--scheduler", "volcano"],
+        ["e2e", "--scheduler", "volcano", "--plane", "sim"],
+        ["tests/e2e/test_volcano.py", "--scheduler", "volcano"],
+        ["e2e", "--scheduler", "another"],
+    ],
+)
+def test_scheduler_has_its_own_tests_on_the_real_plane(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "--scheduler" in capsys.readouterr().err
+
+
+def test_marker_of_each_scheduler_is_that_of_the_files_that_run_it() -> None:
+    files = {path: path.read_text() for path in (ROOT / "tests" / "e2e").glob("test_*.py")}
+    for name in SCHEDULERS:
+        marked = {path for path, text in files.items() if f"pytest.mark.{name}," in text}
+        assert marked == {path for path, text in files.items() if f" {name}_or_skip" in text}
+        assert marked

@@ -166,7 +166,7 @@ def test_mark_keeps_its_origin_and_is_hamis_without_one() -> None:
         mark = adoption.TakenOver(origin=origin, pods=("u",))  # type: ignore[arg-type]  # keys
         assert adoption.decode_mark(adoption.encode_mark(mark)) == mark
     assert adoption.decode_mark('{"pods": ["u"]}').origin == "hami"
-    with pytest.raises(WireInvalid, match="hami.io/taken-over"):
+    with pytest.raises(WireInvalid, match=r"hami\.io/taken-over"):
         adoption.decode_mark('{"origin": "other"}')
 
 

@@ -18,7 +18,14 @@ from hami_common.vendors.metax import Metax
 from hami_common.vendors.mthreads import Mthreads
 from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
 from hami_common.vendors.protocol import Vendor
-from hami_nodeagent.core.amounts import HeldPod, NodeAmounts, change, resources_of, totals
+from hami_nodeagent.core.amounts import (
+    HeldPod,
+    NodeAmounts,
+    change,
+    of_ended_plugin,
+    resources_of,
+    totals,
+)
 from hami_nodeagent.core.podfacts import requests_of
 from tests.unit.nodeagent.core.builders import device
 
@@ -183,3 +190,16 @@ def test_requests_of_a_pod_are_kubelets() -> None:
     }
     pod = decode(msgspec.json.encode(document), PodView, what="pod")
     assert requests_of(pod, [MEMORY, CORES]) == {MEMORY: 7500}
+
+
+def test_amounts_of_an_ended_device_plugin_are_kubelets() -> None:
+    """Kubelet rejects pods that request them, while it knows the plugin or a pod holds its ids."""
+    asked = {"volcano.sh/vgpu-memory": 3000}
+    node = NodeAmounts(
+        capacity={"volcano.sh/vgpu-cores": "200", MEMORY: "5", CORES: "0", "nvidia.com/gpu": "20"},
+        allocatable={"volcano.sh/vgpu-cores": "0", MEMORY: "0", CORES: "0", "nvidia.com/gpu": "9"},
+        annotations={KEY: f"{MEMORY},{CORES}"},
+    )
+    assert of_ended_plugin(node, [HeldPod(requests=asked)]) == {"volcano.sh/vgpu-cores"}
+    adopted = HeldPod(requests=asked, holds_ids=True)
+    assert of_ended_plugin(NodeAmounts(), [adopted]) == asked.keys()

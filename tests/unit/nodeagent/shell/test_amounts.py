@@ -325,3 +325,22 @@ async def test_descriptions_stay_while_the_devices_are_unknown(
         group.start_soon(advertiser(site, kube, recorder).run)
         await anyio.sleep(0.1)
         assert kube.patches == []
+
+
+async def test_amount_that_kubelet_allocates_to_a_pod_of_volcano_is_not_advertised(
+    tmp_path: Path, kube: Kube, recorder: Recorder
+) -> None:
+    async with advertising(tmp_path, kube, recorder) as site:
+        pod = Given("v", amounts_by_resource={MEMORY: 10})
+        await until(lambda: kube.amount() == "4000")
+        know(site, pod)
+        entries = site.picture.entries_by_uid
+        (uid,) = entries
+        entries[uid] = replace(entries[uid], record=replace(entries[uid].record, origin="volcano"))
+        site.picture.note_change()
+        await until(lambda: kube.amount() is None)
+        assert kube.amount("nvidia.com/gpucores") is not None
+        del entries[uid]
+        site.picture.pods.end(uid, now_s=0)
+        site.picture.note_change()
+        await until(lambda: kube.amount() == "4000")

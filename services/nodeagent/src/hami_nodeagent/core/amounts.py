@@ -17,6 +17,11 @@ and ``Admit`` in ``pkg/kubelet/lifecycle/predicate.go``, v1.34). So a total is n
 Kubelet then admits each pod that the ledger places within the devices' capacity, unless the pod
 itself requests more than is booked for it. A cordoned device counts, as a cordoned node does.
 Totals are in the units of requests. Memory in MiB, compute in percent of one device.
+
+Volcano's own device plugin registers its amounts with kubelet, one id for each unit. Kubelet then
+rejects pods that request them until 5 minutes after the plugin ended, and while a pod holds ids
+(``isDevicePluginResource`` in ``pkg/kubelet/cm/devicemanager/manager.go``). Such amounts are not
+advertised, so that no scheduler that compares sums places a pod there.
 """
 
 from collections import Counter
@@ -46,6 +51,8 @@ class HeldPod(Struct, frozen=True, kw_only=True):
     """Amounts by resource, as kubelet counts them; empty for a pod that kubelet does not have."""
     booked: Mapping[str, Booked] = {}
     """Bookings of the ledger for it on the vendor's devices, by UUID."""
+    holds_ids: bool = False
+    """Whether kubelet allocated ids of Volcano's device plugin for its amounts."""
 
 
 class NodeAmounts(Struct, frozen=True, kw_only=True):
@@ -142,6 +149,28 @@ def totals(
             backed.update(_amounts(families.get(uuid, vendor.families), part))
         found.update({name: max(0, n - backed[name]) for name, n in pod.requests.items()})
     return {name: amount for name, amount in found.items() if name in served}
+
+
+def of_ended_plugin(node: NodeAmounts, pods: Iterable[HeldPod]) -> frozenset[str]:
+    """Return resources that kubelet allocates by ids of a device plugin that has ended.
+
+    Kubelet shows those of a plugin that has just ended with a capacity of which nothing is
+    allocatable; totals of agents are the same in both.
+    """
+    held = {name for pod in pods if pod.holds_ids for name in pod.requests}
+    listed = {
+        name
+        for key, text in node.annotations.items()
+        if key.startswith(annotations.ADVERTISED_AMOUNTS)
+        for name in _extended(text)
+    }
+    stopped = {
+        name
+        for name in node.capacity.keys() - listed
+        if parse_quantity(node.capacity[name])
+        and not parse_quantity(node.allocatable.get(name, "0"))
+    }
+    return frozenset(held | stopped)
 
 
 def change(

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from hami_common.bounds import INT64_MAX
 from hami_common.compat import volcano
+from hami_common.compat.origins import VOLCANO
 from hami_common.errors import Denied, HamiError, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
@@ -38,6 +39,7 @@ from hami_nodeagent.core.amounts import (
     NodeAmounts,
     booked_of,
     change,
+    of_ended_plugin,
     resources_of,
     totals,
 )
@@ -139,8 +141,8 @@ class Advertiser:
         if not self._picture.pods_known:
             return False
         node = self._node or await self._read()
-        wanted, described = self._wanted(), self._described()
-        amounts = _amounts(node)
+        amounts, described = _amounts(node), self._described()
+        wanted = self._wanted(amounts)
         above = change(amounts, wanted).above
         now_s = self._site.clock.monotonic_s()
         self._above_since_s = {name: self._above_since_s.get(name, now_s) for name in above}
@@ -159,19 +161,18 @@ class Advertiser:
             self._site.metrics.advertised.labels(resource=name).set(float(amount))
         return bool(planned.above)
 
-    def _wanted(self) -> dict[str, dict[str, int]]:
+    def _wanted(self, node: NodeAmounts) -> dict[str, dict[str, int]]:
         """Return the totals of the vendors whose devices are known."""
-        known = self._picture.canonical_by_vendor
-        return {
-            vendor.name: totals(
-                vendor,
-                known[vendor.name].devices,
-                is_usable=self._is_usable,
-                pods=self._pods(vendor.name),
-            )
-            for vendor in self._vendors
-            if vendor.name in known
-        }
+        found: dict[str, dict[str, int]] = {}
+        for vendor in self._vendors:
+            known = self._picture.canonical_by_vendor.get(vendor.name)
+            if known is None:
+                continue
+            pods = self._pods(vendor.name)
+            amounts = totals(vendor, known.devices, is_usable=self._is_usable, pods=pods)
+            others = of_ended_plugin(node, pods)
+            found[vendor.name] = {name: n for name, n in amounts.items() if name not in others}
+        return found
 
     def _described(self) -> dict[str, str] | None:
         """Return the annotations for Volcano; empty unless pods may use its names.
@@ -223,13 +224,16 @@ class Advertiser:
         found: list[HeldPod] = []
         for uid in alive.keys() | entries.keys():
             pod, entry = alive.get(uid), entries.get(uid)
+            signed = pod.signed if pod is not None and entry is None else None
             containers = entry.record.containers if entry is not None else ()
-            if not containers and pod is not None and pod.signed is not None and entry is None:
-                containers = pod.signed.placement.containers
+            if signed is not None:
+                containers = signed.placement.containers
+            proof = entry.record if entry is not None else signed
             found.append(
                 HeldPod(
                     requests=pod.amounts_by_resource if pod is not None else {},
                     booked=booked_of(vendor, containers),
+                    holds_ids=proof is not None and proof.origin == VOLCANO.name,
                 )
             )
         return tuple(found)
