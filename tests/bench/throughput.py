@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods per second of a real kube-scheduler with our scheduler, against the same one without.
+"""Pods per second of a real scheduler with ours, against the same one without.
 
     ./dev bench throughput [--nodes 1000] [--pods 500,1000,2000] [--runs 3] [--json FILE|-]
+    ./dev bench throughput --scheduler volcano [--nodes 100] [--pods 200]
 
 etcd, kube-apiserver and kube-scheduler are real, and so are webhook, registry, scheduler and NATS.
 Nodes are on paper (``tests.support.paper_nodes``): binding is measured, nothing runs afterwards.
@@ -11,15 +12,23 @@ webhook and are placed through the extender. ``plain``: pods of the same templat
 same otherwise, ``percentageOfNodesToScore`` included. All pods of a run exist before kube-scheduler
 is started; the clock runs from the first to the last Binding, by the API server's audit log.
 
+With ``--scheduler volcano`` Volcano's scheduler takes the place of kube-scheduler, on an
+installation of the shipped manifests (``tests.e2e.test_volcano``), and both sides have the same
+pods, which request shares by Volcano's names. ``plain``: its plugin deviceshare chooses the devices
+from annotations of the nodes, and no webhook or policy of HAMi exists. ``hami``: the webhook
+completes the pods, and bind admission chooses the devices.
+
 A turn is one run of each side, one right after the other; which goes first changes from turn to
 turn, so that what else the machine does falls on both.
 
 Document: ``runs``, one per number of pods, turn and side: ``side``, ``pods_per_s``, ``seconds``,
 ``writes_per_pod`` by who wrote what (events apart), ``cpu_ms_per_pod`` by process, ``busy`` (part
 of the machine's processor time that all processes of the cluster took), ``others`` (part of it that
-was taken by anything else), ``scheduling_ms`` (mean of kube-scheduler's serial part), ``verb_ms``
-(mean time our service took for each verb). ``sizes``, one per number of pods: ``ratios`` (hami's
-pods/s divided by plain's, turn by turn), ``ratio`` (their median), their ``least`` and ``most``.
+was taken by anything else), ``scheduling_ms`` (mean of kube-scheduler's serial part, 0 for
+Volcano), ``verb_ms`` (mean time our service took for each verb that was called; ``admit``: the
+review of a Binding). ``sizes``, one per number of
+pods: ``ratios`` (hami's pods/s divided by plain's, turn by turn), ``ratio`` (their median), their
+``least`` and ``most``.
 ``idle_ms_per_s`` is what each process takes before any pod comes: heartbeats, leases, looks at the
 clock. ``cpu_ms_per_pod`` contains it, the more of it the slower pods are bound.
 The exit code is 1 when ``targets`` says that one was missed, or when ``problems`` lists a share
@@ -33,27 +42,37 @@ import statistics
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import anyio
 import msgspec
 import nats
 import psutil
-from msgspec import Struct
+from msgspec import Struct, structs
+from nats.aio.client import Client as Bus
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami_common.errors import Unavailable
+from hami_common.compat.volcano import POD_IDS
+from hami_common.errors import NotFound, Unavailable
+from hami_common.pods.annotations import MANAGED_LABEL
 from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
 from hami_sim.kubernetes import Programs
 from hami_sim.kubernetes.programs import APISERVER
 from hami_sim.planes import RealPlane
+from hami_sim.process import Process
 from tests.bench.scheduler import machine
 from tests.cluster import build
+from tests.e2e.test_volcano import write_overlay
 from tests.support.checker import inventory_of, ledger_of, over_capacity
+from tests.support.installed import SPEC as INSTALLED
+from tests.support.installed import Installed, run_installed
 from tests.support.paper_nodes import PaperAgents, PaperNode, add_nodes, devices_of, each
+from tests.support.volcano import API as VOLCANO_API
+from tests.support.volcano import GROUP_NAME, NAME, Volcano, describe_nodes
 
 Side = Literal["plain", "hami"]
 SIDES: tuple[Side, ...] = ("plain", "hami")
@@ -66,12 +85,18 @@ LIMIT_S = 240.0
 NAMESPACE = "default"
 SCHEDULER = "kube-scheduler"
 CONTROLLERS = "kube-controller-manager"
+SIZES: Mapping[str, tuple[int, str]] = {SCHEDULER: (1000, "2000"), NAME: (100, "200")}
+"""By scheduler: nodes and pods of a run without options."""
+MOST_WRITES_BY_SCHEDULER: Mapping[str, float] = {SCHEDULER: MOST_WRITES, NAME: 2.5}
+ADMISSION = ("mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 SPEC = ClusterSpec(nodes=(), plane="real", settings={"scheduler": {"log_level": "WARNING"}})
 EVENTS = "events"
 WRITES = frozenset({"create", "update", "patch", "delete"})
 _FAILED = 400
 _POLL_S = 0.25
 _IDLE_S = 10.0
+_IN_FORCE_S = 2.0
+"""Until the API server has every change of the admission configuration."""
 _HEADINGS = (
     "pods  turn  side   pods/s  writes/pod  events/pod  busy  others  serial ms  "
     "processor ms per pod"
@@ -170,11 +195,12 @@ def paper_nodes(count: int) -> list[PaperNode]:
     ]
 
 
-def pod(side: Side, number: int) -> Document:
-    """One pod of a side."""
-    mine: Document = {"nvidia.com/gpu": "1"}
-    if side == "hami":
-        mine["nvidia.com/gpumem"] = "8000"
+def pod(side: Side, number: int, mine: Document | None = None) -> Document:
+    """One pod of a side; ``mine``: the devices that it requests."""
+    if mine is None:
+        mine = {"nvidia.com/gpu": "1"}
+        if side == "hami":
+            mine["nvidia.com/gpumem"] = "8000"
     ours = {"cpu": "500m", "memory": "2Gi"}
     return {
         "apiVersion": "v1",
@@ -196,6 +222,9 @@ def pod(side: Side, number: int) -> Document:
 
 class Bench:
     """One cluster, and the runs on it."""
+
+    scheduler: ClassVar[str] = SCHEDULER
+    """Process of the measured scheduler."""
 
     def __init__(self, cluster: Cluster, plane: RealPlane, *, nodes: int) -> None:
         self._cluster = cluster
@@ -232,13 +261,11 @@ class Bench:
         self._pods = pods
         await self._exempt(side)
         print(f"turn {turn + 1}, {side}: creating {self._pods} pods", file=sys.stderr)
-        await each(range(self._pods), lambda i: cluster.create_pod(pod(side, i)))
-        url = cluster.url("scheduler") if side == "hami" else ""
-        await self._plane.add_scheduler(url, backoff_s=1.0)
-        cluster.processes[SCHEDULER] = kube = self._plane.processes[SCHEDULER]
+        await each(range(self._pods), lambda i: cluster.create_pod(self._pod(side, i)))
+        kube = await self._prepared(side)
         audit = AuditLog(self._plane.audit_log)
         verbs_before, spent_before = await self._verbs(), self._spent_s()
-        kube.start()
+        await self._begin(kube)
         bound: list[datetime] = []
         writes: Counter[str] = Counter()
         begun_s = anyio.current_time()
@@ -258,7 +285,7 @@ class Bench:
         machine_used = _machine_s() - machine_first
         if limit.cancelled_caught:
             detail = f"{len(bound)} of {self._pods} pods bound in {LIMIT_S:g} s; {kube.tail()}"
-            raise Unavailable(peer=SCHEDULER, detail=detail)
+            raise Unavailable(peer=self.scheduler, detail=detail)
         verbs = await self._verbs()
         scheduling_ms = await self._scheduling_ms()
         problems = await self._problems(self._pods if side == "hami" else 0)
@@ -295,18 +322,36 @@ class Bench:
         print(f"  {row.pods_per_s} pods/s", file=sys.stderr)
         return row, problems
 
+    def _pod(self, side: Side, number: int) -> Document:
+        return pod(side, number)
+
+    async def _prepared(self, side: Side) -> Process:
+        """Return the scheduler of a side, which has not been started."""
+        url = self._cluster.url("scheduler") if side == "hami" else ""
+        await self._plane.add_scheduler(url, backoff_s=1.0)
+        self._cluster.processes[SCHEDULER] = kube = self._plane.processes[SCHEDULER]
+        return kube
+
+    async def _begin(self, scheduler: Process) -> None:
+        """Let the scheduler place the pods."""
+        await anyio.lowlevel.checkpoint()
+        scheduler.start()
+
     async def _exempt(self, side: Side) -> None:
         """Let the webhook exempt the namespace, or not; returns once that is in force."""
         namespace = f"/api/v1/namespaces/{NAMESPACE}"
         labels = {"metadata": {"labels": {"hami.io/webhook": EXEMPT[side]}}}
         merge = "application/merge-patch+json"
         await self._cluster.request("PATCH", namespace, labels, content_type=merge)
+        await self._until_in_force(side)
+
+    async def _until_in_force(self, side: Side) -> None:
+        """Wait until the API server calls the webhook for new pods, or does not any more."""
 
         async def in_force() -> bool:
-            path = f"{namespace}/pods?dryRun=All"
-            made = await self._cluster.request("POST", path, pod(side, 0))
-            is_ours: bool = made["spec"]["schedulerName"] == "hami-scheduler"
-            return is_ours == (side == "hami")
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+            made = await self._cluster.request("POST", path, self._pod(side, 0))
+            return (MANAGED_LABEL in made["metadata"]["labels"]) == (side == "hami")
 
         await self._cluster.until("the webhook knows the namespace", in_force)
 
@@ -331,7 +376,7 @@ class Bench:
     async def _problems(self, wanted: int) -> list[str]:
         """Shares that are lost or given twice."""
         records = [r for r in (await ledger_of(self._cluster)).values() if r.op != "release"]
-        if wanted and len(records) != wanted:
+        if len(records) != wanted:
             return [f"{wanted} pods are bound and {len(records)} shares are held"]
         return over_capacity((r.containers for r in records), await inventory_of(self._cluster))
 
@@ -377,6 +422,91 @@ class Bench:
         return round(1e3 * found[f"{name}_sum"] / found[f"{name}_count"], 3)
 
 
+class VolcanoBench(Bench):
+    """An installation with Volcano's scheduler."""
+
+    scheduler: ClassVar[str] = "vc-scheduler"
+
+    def __init__(self, cluster: Installed, plane: RealPlane, *, nodes: int) -> None:
+        super().__init__(cluster, plane, nodes=nodes)
+        self._site = cluster
+        self._names = [node_name(number) for number in range(nodes)]
+        self._volcano = Volcano(cluster, build.volcano())
+        self._admission: list[tuple[str, Document]] = []
+        """Path and object of everything by which HAMi takes part in admission."""
+
+    async def prepare(self, agents: PaperAgents) -> None:
+        """Describe the nodes to Volcano too."""
+        await super().prepare(agents)
+        await describe_nodes(self._site, self._names)
+        await self._volcano.start()
+        await self._volcano.process.stop()
+        for kind in ADMISSION:
+            path = f"/apis/admissionregistration.k8s.io/v1/{kind}"
+            for one in (await self._cluster.request("GET", path))["items"]:
+                metadata = {"name": one["metadata"]["name"]}
+                spec = {key: one[key] for key in ("spec", "webhooks") if key in one}
+                self._admission.append((path, {"metadata": metadata, **spec}))
+
+    def _pod(self, side: Side, number: int) -> Document:
+        mine = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "8000"}
+        document = pod(side, number, mine)
+        document["metadata"]["annotations"] = {GROUP_NAME: NAME}
+        document["spec"]["schedulerName"] = NAME
+        return document
+
+    async def _prepared(self, side: Side) -> Process:
+        """Return Volcano, which runs; one configuration serves both sides.
+
+        Its plugin knows the devices of a node that changed after the first session.
+        """
+        del side
+        path = f"{VOLCANO_API}/namespaces/{NAMESPACE}/podgroups"
+        await self._cluster.request("DELETE", path)
+        self._volcano.process.start()
+        await self._volcano.sessions(1)
+        await describe_nodes(self._site, self._names)
+        await self._volcano.sessions(1)
+        return self._volcano.process
+
+    async def _begin(self, scheduler: Process) -> None:
+        """Create the PodGroup of the pods, before which Volcano ignores them."""
+        del scheduler
+        await self._volcano.group(NAME, members=1)
+
+    async def _problems(self, wanted: int) -> list[str]:
+        """Report pods whose devices Volcano has not chosen too."""
+        found = (await self._cluster.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods"))[
+            "items"
+        ]
+        lacking = [one for one in found if not one["metadata"].get("annotations", {}).get(POD_IDS)]
+        problems = [f"{len(lacking)} pods have no devices of Volcano's"] if lacking else []
+        return problems + await super()._problems(wanted)
+
+    async def _exempt(self, side: Side) -> None:
+        """Remove HAMi from admission, or add it."""
+        for path, document in self._admission:
+            own = f"{path}/{document['metadata']['name']}"
+            is_there = await self._is_there(own)
+            if side == "hami" and not is_there:
+                await self._cluster.create(path, document)
+            elif side == "plain" and is_there:
+                await self._cluster.request("DELETE", own)
+        await self._until_in_force(side)
+        await anyio.sleep(_IN_FORCE_S)
+
+    async def _is_there(self, path: str) -> bool:
+        try:
+            await self._cluster.request("GET", path)
+        except NotFound:
+            return False
+        return True
+
+    async def _scheduling_ms(self) -> float:
+        await anyio.lowlevel.checkpoint()
+        return 0.0
+
+
 def _machine_s() -> float:
     """Processor seconds of all processes of this machine so far."""
     times = psutil.cpu_times()
@@ -390,7 +520,7 @@ def _who(entry: Audited) -> str:
 def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Mean milliseconds of each verb between two readings."""
     found = {}
-    for verb in ("filter", "prioritize", "bind"):
+    for verb in ("filter", "prioritize", "bind", "admit"):
         total, count = (
             after.get(key, 0.0) - before.get(key, 0.0)
             for key in (
@@ -398,11 +528,12 @@ def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
                 f"hami_scheduler_verb_seconds_count {verb}",
             )
         )
-        found[verb] = round(1e3 * total / count, 2) if count else 0.0
+        if count:
+            found[verb] = round(1e3 * total / count, 2)
     return found
 
 
-def summary(rows: list[Row]) -> Document:
+def summary(rows: list[Row], *, most_writes: float = MOST_WRITES) -> Document:
     """Summarize the runs for each number of pods."""
     sizes = [_size(pods, rows) for pods in sorted({row.pods for row in rows})]
     writes = max(row.writes_per_pod for row in rows if row.side == "hami")
@@ -418,9 +549,9 @@ def summary(rows: list[Row]) -> Document:
         "sizes": sizes,
         "targets": [
             *targets,
-            {"what": "API writes per pod without events", "most": MOST_WRITES, "measured": writes},
+            {"what": "API writes per pod without events", "most": most_writes, "measured": writes},
         ],
-        "is_met": writes <= MOST_WRITES and all(size["ratio"] >= WANTED_RATIO for size in sizes),
+        "is_met": writes <= most_writes and all(size["ratio"] >= WANTED_RATIO for size in sizes),
     }
 
 
@@ -451,21 +582,45 @@ def _size(pods: int, rows: list[Row]) -> Document:
     }
 
 
-async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
+@asynccontextmanager
+async def prepared(scheduler: str, nodes: int, folder: Path) -> AsyncIterator[tuple[Bench, Bus]]:
+    """A cluster with this scheduler, and a connection to its bus."""
+    if scheduler == NAME:
+        spec = structs.replace(
+            INSTALLED, nodes=INSTALLED.nodes[:1], settings={**INSTALLED.settings, **SPEC.settings}
+        )
+        mine = write_overlay(folder)
+        async with run_installed(folder / "s", spec, overlay=mine, before=_nothing) as site:
+            # Nodes with kubelets are none of the bench's.
+            await site.processes["kubelet"].stop()
+            yield VolcanoBench(site, site.plane, nodes=nodes), site.bus
+        return
+    async with (
+        run_cluster(SPEC, folder) as cluster,
+        await nats.connect(cluster.nats.url, name="paper agents") as client,
+    ):
+        plane = cluster.plane
+        if not isinstance(plane, RealPlane):
+            raise TypeError(plane)
+        yield Bench(cluster, plane, nodes=nodes), client
+
+
+async def _nothing(site: Installed) -> None:
+    """Agents are on paper."""
+    del site
+    await anyio.lowlevel.checkpoint()
+
+
+async def measure(scheduler: str, nodes: int, sizes: list[int], turns: int) -> Document:
     """The whole document."""
     rows: list[Row] = []
     problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="throughput-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="tp-", ignore_cleanup_errors=True) as folder:
         async with (
-            run_cluster(SPEC, Path(folder)) as cluster,
-            await nats.connect(cluster.nats.url, name="paper agents") as client,
+            prepared(scheduler, nodes, Path(folder)) as (bench, client),
             anyio.create_task_group() as group,
         ):
-            plane = cluster.plane
-            if not isinstance(plane, RealPlane):
-                raise TypeError(plane)
             agents = PaperAgents(client)
-            bench = Bench(cluster, plane, nodes=nodes)
             group.start_soon(agents.live)
             await bench.prepare(agents)
             idle_ms_per_s = await bench.idle()
@@ -478,13 +633,14 @@ async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
             group.cancel_scope.cancel()
     return {
         "bench": "throughput",
+        "scheduler": scheduler,
         "machine": machine(),
         "load_average": [round(value, 1) for value in os.getloadavg()],
         "kubernetes": Programs.from_environment().version(APISERVER),
         "nodes": nodes,
         "devices": nodes * DEVICES,
         "idle_ms_per_s": idle_ms_per_s,
-        **summary(rows),
+        **summary(rows, most_writes=MOST_WRITES_BY_SCHEDULER[scheduler]),
         "problems": problems,
         "runs": msgspec.to_builtins(rows),
     }
@@ -526,14 +682,20 @@ def table(document: Document) -> str:
 def main() -> int:
     """Measure and print; the exit code."""
     parser = argparse.ArgumentParser(prog="throughput", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--pods", default="2000", help="numbers of pods, each with its turns")
+    parser.add_argument("--scheduler", choices=(SCHEDULER, NAME), default=SCHEDULER)
+    parser.add_argument("--nodes", type=int, help="1000; for volcano 100")
+    parser.add_argument(
+        "--pods", default="", help="numbers of pods, each with its turns: 2000; 300"
+    )
     parser.add_argument("--runs", type=int, default=3, help="turns of each side")
     parser.add_argument("--json", default="", metavar="FILE", help="- for standard output")
     options = parser.parse_args()
     os.environ[build.VARIABLE] = str(build.build())
-    sizes = [int(text) for text in options.pods.split(",")]
-    document = anyio.run(measure, options.nodes, sizes, options.runs)
+    if options.scheduler == NAME:
+        build.volcano()
+    nodes, pods = SIZES[options.scheduler]
+    sizes = [int(text) for text in (options.pods or pods).split(",")]
+    document = anyio.run(measure, options.scheduler, options.nodes or nodes, sizes, options.runs)
     text = json.dumps(document, indent=1)
     if options.json == "-":
         print(text)

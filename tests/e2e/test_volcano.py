@@ -21,18 +21,23 @@ from hami_common.bus import subjects
 from hami_common.compat import volcano as form
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
-from hami_common.model.device import Device, DeviceFacts
+from hami_common.model.device import DeviceFacts
 from hami_common.pods import annotations as keys
 from hami_common.pods import limits
-from hami_common.vendors.catalog import Catalog, VendorSettings
-from hami_common.vendors.nvidia import NvidiaSettings
-from hami_nodeagent.core.amounts import totals
 from tests.e2e.test_other_schedulers import COMPONENT
 from tests.support.checker import inventory_of, ledger_of, over_capacity, problems_of
 from tests.support.installed import OVERLAYS, SLEEPER, SPEC, Installed, run_installed
 from tests.support.kustomize import overlay
 from tests.support.paper_nodes import PaperAgents, PaperNode, add_nodes, each
-from tests.support.volcano import GROUP_NAME, NAME, USER, Volcano, volcano_or_skip
+from tests.support.volcano import (
+    GROUP_NAME,
+    NAME,
+    NUMBER,
+    USER,
+    Volcano,
+    describe_nodes,
+    volcano_or_skip,
+)
 
 pytestmark = [
     pytest.mark.anyio,
@@ -51,11 +56,8 @@ SHARES: Final = 200
 SHARE_MIB: Final = 4_000
 LEASE_S: Final = 3
 LIMIT_S: Final = 90.0
-NUMBER, MEMORY = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
+MEMORY: Final = "volcano.sh/vgpu-memory"
 PERCENT, CORES = "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"
-VENDOR: Final = Catalog.from_settings(
-    VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",)))
-).vendor("nvidia")
 Obj = dict[str, Any]
 Resources = Mapping[str, int | str]
 
@@ -207,23 +209,7 @@ async def add_paper_nodes(site: Installed, agents: PaperAgents) -> None:
     await add_nodes(site, nodes)
     for node in nodes:
         await agents.report(node)
-    known: dict[str, tuple[Device, ...]] = {}
-
-    async def are_known() -> bool:
-        known.update({one.node: one.devices for one in await inventory_of(site)})
-        return set(PAPER) <= known.keys()
-
-    await site.until("the registry has the devices", are_known, limit_s=LIMIT_S)
-    for name in PAPER:
-        devices = known[name]
-        amounts = totals(VENDOR, devices, is_usable=lambda _: True, pods=())
-        texts = {key: str(value) for key, value in amounts.items()}
-        texts[NUMBER] = str(sum(device.slots for device in devices))
-        patch = {
-            "metadata": {"annotations": form.of_node(devices, unit_mib=1, time_s=0)},
-            "status": {"capacity": texts, "allocatable": texts},
-        }
-        await site.client.patch("nodes", name, patch, subresource="status")
+    await describe_nodes(site, PAPER)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from tests.e2e.test_volcano import (
     CARD_MIB,
     MEMORY,
     NAMESPACE,
-    NUMBER,
     PERCENT,
     Site,
     check_agreement,
@@ -35,7 +34,7 @@ from tests.e2e.test_volcano import (
 from tests.support.hami_site import VOLCANO, HamiSite
 from tests.support.installed import SPEC, Installed, run_installed
 from tests.support.kubelet import grpc_poller
-from tests.support.volcano import Volcano, volcano_or_skip
+from tests.support.volcano import NUMBER, Volcano, volcano_or_skip
 
 __all__ = ["grpc_poller"]
 

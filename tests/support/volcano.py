@@ -9,6 +9,8 @@ with a ``/run`` of its own. No controllers of Volcano run: tests create PodGroup
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Collection
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,13 +19,20 @@ import anyio
 import pytest
 import yaml
 
+from hami_common.compat import volcano as form
+from hami_common.model.device import Device
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
+from hami_nodeagent.core.amounts import totals
 from hami_sim.kubernetes.pki import HOST, write_kubeconfig
 from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.cluster import build
 from tests.cluster.needs import control_plane_or_skip, is_required
+from tests.support.checker import inventory_of
 from tests.support.installed import Installed
 from tests.support.kubeclient import StatusError
+from tests.support.paper_nodes import each
 
 Obj = dict[str, Any]
 PAGE = Path(__file__).parents[2] / "docs" / "volcano.md"
@@ -35,6 +44,10 @@ GROUP = "scheduling.volcano.sh"
 API = f"/apis/{GROUP}/v1beta1"
 GROUP_NAME = "scheduling.k8s.io/group-name"
 START_S = 90.0
+NUMBER = "volcano.sh/vgpu-number"
+VENDOR = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",)))).vendor(
+    "nvidia"
+)
 CONFIG = "volcano-vgpu-device-config"
 """ConfigMap of the plugin deviceshare, in kube-system."""
 _UNSHARE = ("unshare", "--mount", "--map-root-user")
@@ -65,6 +78,32 @@ def documented(word: str) -> str:
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (block,) = (block for block in blocks if word in block)
     return dedent(block).strip() + "\n"
+
+
+async def describe_nodes(site: Installed, names: Collection[str]) -> None:
+    """Write what Volcano reads of these nodes on paper, once the registry has their devices."""
+    known: dict[str, tuple[Device, ...]] = {}
+
+    async def are_known() -> bool:
+        known.update({one.node: one.devices for one in await inventory_of(site)})
+        return set(names) <= known.keys()
+
+    await site.until("the registry has the devices", are_known, limit_s=START_S)
+
+    async def describe(name: str) -> None:
+        devices = known[name]
+        amounts = totals(VENDOR, devices, is_usable=lambda _: True, pods=())
+        texts = {key: str(value) for key, value in amounts.items()}
+        texts[NUMBER] = str(sum(device.slots for device in devices))
+        # With another handshake than before, so that the node changes.
+        notes = form.of_node(devices, unit_mib=1, time_s=time.time())  # noqa: TID251 - of a test
+        patch = {
+            "metadata": {"annotations": notes},
+            "status": {"capacity": texts, "allocatable": texts},
+        }
+        await site.client.patch("nodes", name, patch, subresource="status")
+
+    await each(names, describe)
 
 
 class Volcano:

@@ -109,6 +109,18 @@ def test_scheduler_takes_over_and_mirrors(
     assert (plain.take_over, plain.mirror_pods, plain.mirror_nodes) == (False, False, False)
 
 
+def test_pods_of_volcano_are_taken_over_without_accounts_of_hami(tmp_path: Path) -> None:
+    found = render(tmp_path, ("take-over",))
+    pod = found["Deployment", "hami-scheduler"]["spec"]["template"]["spec"]
+    (scheduler,) = (one for one in pod["containers"] if one["name"] == "scheduler")
+    environment = {one["name"]: one["value"] for one in scheduler["env"]}
+    assert environment["HAMI_SCHEDULER_TAKE_OVER"] == "true"
+    rules = found["ClusterRole", "hami-scheduler"]["rules"]
+    assert any("nodes" in rule["resources"] and "get" in rule["verbs"] for rule in rules)
+    (condition,) = found["ValidatingAdmissionPolicy", POLICY]["spec"]["matchConditions"]
+    assert "kube-system" not in condition["expression"]
+
+
 def test_scheduler_may_read_the_nodes_whose_annotations_it_changes(
     rendered: dict[tuple[str, str], dict[str, Any]],
 ) -> None:

@@ -228,9 +228,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Shortest time between two touches of a node that wake kube-scheduler's queue (design D16)."""
 
     take_over: bool = False
-    """Count the pods that HAMi placed on nodes that were taken over from it, see docs/migration.md.
+    """Count the pods that HAMi or Volcano placed on nodes that were taken over from them, see
+    docs/migration.md and docs/volcano.md.
 
-    Nodes with pods of HAMi's that no operator listed are then not used.
+    Nodes with pods of theirs that no operator listed are then not used.
     """
     take_over_s: float = 1.0
     """Interval at which nodes that have not been inspected yet are inspected."""

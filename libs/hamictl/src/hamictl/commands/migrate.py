@@ -27,7 +27,7 @@ docs/volcano.md adds.
 
 @click.group()
 def migrate() -> None:
-    """Migrate nodes from HAMi or Volcano, or roll back, while their pods run."""
+    """Migrate nodes from HAMi or Volcano, and roll them back."""
 
 
 _from_option = click.option(
