@@ -80,14 +80,15 @@ EXEMPT: Mapping[Side, str | None] = {"plain": "ignore", "hami": None}
 """Label ``hami.io/webhook`` of the namespace."""
 DEVICES = 8
 WANTED_RATIO = 0.5
-MOST_WRITES = 2.0
+"""With kube-scheduler; Volcano's figures have no target."""
 LIMIT_S = 240.0
 NAMESPACE = "default"
 SCHEDULER = "kube-scheduler"
 CONTROLLERS = "kube-controller-manager"
 SIZES: Mapping[str, tuple[int, str]] = {SCHEDULER: (1000, "2000"), NAME: (100, "200")}
 """By scheduler: nodes and pods of a run without options."""
-MOST_WRITES_BY_SCHEDULER: Mapping[str, float] = {SCHEDULER: MOST_WRITES, NAME: 2.5}
+MOST_WRITES_BY_SCHEDULER: Mapping[str, float] = {SCHEDULER: 2.0, NAME: 2.5}
+"""Volcano 1.14 writes its choice of devices before the Binding, one write per pod."""
 ADMISSION = ("mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 SPEC = ClusterSpec(nodes=(), plane="real", settings={"scheduler": {"log_level": "WARNING"}})
 EVENTS = "events"
@@ -533,7 +534,7 @@ def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
     return found
 
 
-def summary(rows: list[Row], *, most_writes: float = MOST_WRITES) -> Document:
+def summary(rows: list[Row], scheduler: str = SCHEDULER) -> Document:
     """Summarize the runs for each number of pods."""
     sizes = [_size(pods, rows) for pods in sorted({row.pods for row in rows})]
     writes = max(row.writes_per_pod for row in rows if row.side == "hami")
@@ -544,14 +545,17 @@ def summary(rows: list[Row], *, most_writes: float = MOST_WRITES) -> Document:
             "measured": size["ratio"],
         }
         for size in sizes
+        if scheduler == SCHEDULER
     ]
+    most_writes = MOST_WRITES_BY_SCHEDULER[scheduler]
+    is_fast = all(one["measured"] >= one["least"] for one in targets)
     return {
         "sizes": sizes,
         "targets": [
             *targets,
             {"what": "API writes per pod without events", "most": most_writes, "measured": writes},
         ],
-        "is_met": writes <= most_writes and all(size["ratio"] >= WANTED_RATIO for size in sizes),
+        "is_met": writes <= most_writes and is_fast,
     }
 
 
@@ -640,7 +644,7 @@ async def measure(scheduler: str, nodes: int, sizes: list[int], turns: int) -> D
         "nodes": nodes,
         "devices": nodes * DEVICES,
         "idle_ms_per_s": idle_ms_per_s,
-        **summary(rows, most_writes=MOST_WRITES_BY_SCHEDULER[scheduler]),
+        **summary(rows, scheduler),
         "problems": problems,
         "runs": msgspec.to_builtins(rows),
     }
@@ -685,7 +689,7 @@ def main() -> int:
     parser.add_argument("--scheduler", choices=(SCHEDULER, NAME), default=SCHEDULER)
     parser.add_argument("--nodes", type=int, help="1000; for volcano 100")
     parser.add_argument(
-        "--pods", default="", help="numbers of pods, each with its turns: 2000; 300"
+        "--pods", default="", help="numbers of pods, each with its turns: 2000; 200"
     )
     parser.add_argument("--runs", type=int, default=3, help="turns of each side")
     parser.add_argument("--json", default="", metavar="FILE", help="- for standard output")

@@ -38,15 +38,15 @@ class Origin(Struct, frozen=True, kw_only=True):
     mig: str = ""
     """Annotation of a pod with its MIG instances; empty: the ids of its devices contain them."""
     serves_init: bool = True
-    """Whether init containers have shares, and each container may have an entry of its own."""
+    """True: init containers have shares, and each container may have an entry of its own."""
     in_units: bool = False
-    """Whether memory is in the unit of requests (``ResourceNames.memory_unit_mib``), not in MiB."""
+    """True: memory is in the unit of requests (``ResourceNames.memory_unit_mib``), not in MiB."""
     other_keys: tuple[str, ...] = ()
     """Further annotations of a node that end with its registration."""
     is_ours: Callable[[Mapping[str, str]], bool] = lambda _: False
-    """Whether this project's agent has written a node's registration."""
+    """Returns true if this project's agent has written a node's registration."""
     mirrored_by: str
-    """How an operator lets this system count our pods."""
+    """Setting by which this system counts our pods, as an instruction."""
     catalog: Catalog
     """Names of resources, with default settings."""
 

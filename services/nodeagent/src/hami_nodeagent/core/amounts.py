@@ -52,7 +52,7 @@ class HeldPod(Struct, frozen=True, kw_only=True):
     booked: Mapping[str, Booked] = {}
     """Bookings of the ledger for it on the vendor's devices, by UUID."""
     holds_ids: bool = False
-    """Whether kubelet allocated ids of Volcano's device plugin for its amounts."""
+    """True: kubelet allocated ids of Volcano's device plugin for its amounts."""
 
 
 class NodeAmounts(Struct, frozen=True, kw_only=True):
