@@ -3,7 +3,8 @@
 
 Each proto file becomes one flat module set (`deviceplugin_pb2`, `deviceplugin_pb2_grpc`, …),
 because the upstream files share the base name api.proto and protobuf's descriptor pool knows
-files by name. The version lives in the proto package. Output depends only on proto/ and the
+files by name. The version lives in the proto package; where two versions are in use, the module of
+the older one names it. Output depends only on proto/ and the
 pinned generator versions, so `--check` can compare byte for byte.
 
     python tools/gen_kubeletapi.py            write the files
@@ -24,6 +25,11 @@ PACKAGE = Path("hami_common/kubeletapi")
 TARGET = ROOT / "libs/hami-common/src" / PACKAGE
 PROTO_BY_MODULE = {
     "deviceplugin": ROOT / "proto/deviceplugin/v1beta1/api.proto",
+    "dra": ROOT / "proto/dra/v1/api.proto",
+    "dra_v1beta1": ROOT / "proto/dra/v1beta1/api.proto",
+    "drahealth": ROOT / "proto/drahealth/v1/api.proto",
+    "drahealth_v1alpha1": ROOT / "proto/drahealth/v1alpha1/api.proto",
+    "pluginregistration": ROOT / "proto/pluginregistration/v1/api.proto",
     "podresources": ROOT / "proto/podresources/v1/api.proto",
 }
 HEADER = (
