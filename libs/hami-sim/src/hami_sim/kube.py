@@ -193,6 +193,10 @@ class Objects:
         path = path_of(resource, namespace, name)
         await self.client.delete(path, body=msgspec.json.encode(body))
 
+    async def delete_all(self, resource: str, *, field_selector: str) -> None:
+        """Delete the objects of all namespaces that a field selector matches."""
+        await self.client.delete(f"{path_of(resource)}?fieldSelector={quote(field_selector)}")
+
     async def act(
         self, resource: str, name: str, action: str, body: Obj, namespace: str = ""
     ) -> Obj:

@@ -6,12 +6,13 @@ real kubelet knows after a start: its directory, the API server, and the process
 below the node's directory::
 
     device-plugins/kubelet.sock, kubelet_internal_checkpoint     Registration, device manager
+    plugins_registry/…  dra_manager_state                        DRA plugins, DRA manager
     pod-resources/kubelet.sock                                   PodResources
     pods/UID/volumes/…  pods/UID/containers/NAME/ATTEMPT/        volumes and container runs
     logs/NAMESPACE_POD_UID/NAME/ATTEMPT.log                      what containers print
 
 Pods go through one loop, one at a time: each is added to the pod manager, then admitted (devices
-first, then CPU, memory and count), then given to its worker. Rules: kubelet 1.34.
+first, then CPU, memory and count), then given to its worker. Rules: kubelet 1.34; of DRA, 1.37.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ from msgspec.structs import replace
 from hami_common.errors import HamiError, NotFound
 from hami_common.runtime.clock import SystemClock
 from hami_sim.kube import Access, Objects
+from hami_sim.kubelet import draplugins
 from hami_sim.kubelet.admission import Refusal, allocate_failed, check_fit
+from hami_sim.kubelet.claims import ClaimError, ClaimManager
 from hami_sim.kubelet.devices import DeviceError, DeviceManager
+from hami_sim.kubelet.draplugins import DraPlugins, NodeSlices
 from hami_sim.kubelet.environ import FieldError, NodeFacts
 from hami_sim.kubelet.faults import Faults
 from hami_sim.kubelet.httpapi import HttpApi
@@ -95,6 +99,11 @@ class SimKubelet:
     def plugin_directory(self) -> Path:
         """Return where plugins put their sockets and find kubelet.sock."""
         return self.directory / "device-plugins"
+
+    @property
+    def plugins_registry(self) -> Path:
+        """Return where plugins of DRA drivers put their registration sockets."""
+        return self.directory / draplugins.DIRECTORY
 
     @property
     def pod_resources_socket(self) -> Path:
@@ -271,6 +280,17 @@ class _Life:
             grace_s=settings.plugin_grace_s,
             seed=settings.seed,
         )
+        self.dra_plugins = DraPlugins(
+            self.directory / draplugins.DIRECTORY,
+            slices=NodeSlices(client, self.name),
+            wipe_after_s=settings.slices_wipe_s,
+        )
+        self.claims = ClaimManager(
+            self.directory,
+            fetch=self._fetch_claim,
+            find_driver=self.dra_plugins.find,
+            now_s=self.monotonic_s,
+        )
         self.statuses = StatusManager(client, node=self.name, now_s=self.now_s)
         self.keeper = NodeKeeper(client, settings, self.devices, name=self.name, now_s=self.now_s)
         self.devices.on_change = self.keeper.note_change
@@ -278,6 +298,7 @@ class _Life:
         self.pod_resources = PodResources(
             self.directory / "pod-resources",
             self.devices,
+            self.claims,
             active_pods=self.active_pods,
             bucket=TokenBucket(
                 settings.pod_resources_per_s, settings.pod_resources_burst, now_s=self.monotonic_s
@@ -303,6 +324,7 @@ class _Life:
         for container in await self.runtime.recover():
             self._found.setdefault(container.uid, []).append(container)
         self.devices.read_checkpoint()
+        self.claims.read_checkpoint()
         self.devices.running_at_start = frozenset(
             (uid, container.name)
             for uid, containers in self._found.items()
@@ -318,6 +340,8 @@ class _Life:
         tasks.start_soon(self.keeper.keep_status, name="node status")
         tasks.start_soon(self.keeper.keep_lease, name="node lease")
         tasks.start_soon(self.keeper.watch, name="node labels")
+        tasks.start_soon(self.dra_plugins.run, self.claims, self._wake, name="DRA plugins")
+        tasks.start_soon(self._sync_claims, name="claims")
         tasks.start_soon(self._watch_pods, name="pod source")
         tasks.start_soon(self._loop, name="sync loop")
         tasks.start_soon(self._refresh, name="volume refresh")
@@ -363,6 +387,15 @@ class _Life:
         except HamiError as error:
             raise FieldError(f"failed to read {kind.lower()} {name}: {error}") from error
         return decode_data(obj, is_secret=kind == "secret")
+
+    async def _fetch_claim(self, namespace: str, name: str) -> Obj:
+        try:
+            return await self.client.get("resourceclaims.resource.k8s.io", name, namespace)
+        except NotFound as error:
+            text = f'resourceclaims.resource.k8s.io "{name}" not found'
+            raise ClaimError(f"fetch ResourceClaim {name}: {text}") from error
+        except HamiError as error:
+            raise ClaimError(f"fetch ResourceClaim {name}: {error}") from error
 
     async def issue_token(self, pod: Obj, account: str, audience: str, length_s: int) -> bytes:
         """Ask the API server for a service account token that is good while the pod exists."""
@@ -570,6 +603,25 @@ class _Life:
             await anyio.sleep(self.settings.sync_s)
             for worker in list(self.workers.values()):
                 await worker.refresh_volumes()
+
+    async def _sync_claims(self) -> None:
+        """Unprepare claims of pods that vanished while no worker had them; show aged health."""
+        while True:
+            await anyio.sleep(self.settings.claims_sync_s)
+            if not self.devices.is_synced:
+                continue
+            active = {uid_of(pod) for pod in self.active_pods()}
+            for uid in self.claims.inactive_pods(active):
+                try:
+                    await self.claims.unprepare(uid)
+                except ClaimError as error:
+                    _LOG.info("claims not unprepared", extra={"pod": uid, "error": str(error)})
+            for uid in active:
+                self._wake(uid)
+
+    def _wake(self, uid: str) -> None:
+        if (worker := self.workers.get(uid)) is not None:
+            worker.wake()
 
     async def _evict(self) -> None:
         while True:

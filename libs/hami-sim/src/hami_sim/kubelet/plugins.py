@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import grpc
 import grpc.aio
 from anyio.abc import TaskGroup
@@ -70,31 +71,38 @@ def check_socket_path(path: Path) -> None:
         raise ValueError(msg)
 
 
-async def _answer(call: Awaitable[T]) -> T:
-    """Return the plugin's answer; ``DeviceError`` if it refuses or its connection is closed.
+async def answer(call: Awaitable[T], failure: type[Exception] = DeviceError) -> T:
+    """Return the plugin's answer; raise ``failure`` if it refuses or its connection is closed.
 
     gRPC cancels the waiting task when the channel is closed under a call. No caller requested that
-    cancellation, so it must not reach the loop that admits pods.
+    cancellation, so it must not reach the loop that admits pods. A cancellation by a scope is
+    raised again by anyio: gRPC raises one of its own instead, which the scope would not recognize.
     """
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        raise DeviceError(go_text(error)) from error
+        raise failure(go_text(error)) from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
+            await anyio.lowlevel.checkpoint_if_cancelled()
             raise
-        raise DeviceError(CLOSING) from None
+        raise failure(CLOSING) from None
+
+
+def channel_to(socket: Path | str) -> grpc.aio.Channel:
+    """Open a channel to a plugin's socket, with the authority that a Go client sends."""
+    return grpc.aio.insecure_channel(
+        f"unix:{socket}",
+        options=[("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)],
+    )
 
 
 class PluginClient:
     """The connection to one plugin's socket."""
 
     def __init__(self, socket: Path, *, prestart_timeout_s: float) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            f"unix:{socket}",
-            options=[("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)],
-        )
+        self._channel = channel_to(socket)
         self._stub = deviceplugin_grpc.DevicePluginStub(self._channel)
         self._prestart_timeout_s = prestart_timeout_s
         self._watching = anyio.CancelScope()
@@ -136,7 +144,7 @@ class PluginClient:
                 )
             ]
         )
-        response = await _answer(self._stub.GetPreferredAllocation(request))
+        response = await answer(self._stub.GetPreferredAllocation(request))
         return (
             list(response.container_responses[0].deviceIDs) if response.container_responses else []
         )
@@ -146,12 +154,12 @@ class PluginClient:
         request = api.AllocateRequest(
             container_requests=[api.ContainerAllocateRequest(devices_ids=ids)]
         )
-        response = await _answer(self._stub.Allocate(request))
+        response = await answer(self._stub.Allocate(request))
         return list(response.container_responses)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Call PreStartContainer."""
-        await _answer(
+        await answer(
             self._stub.PreStartContainer(
                 api.PreStartContainerRequest(devices_ids=ids), timeout=self._prestart_timeout_s
             )

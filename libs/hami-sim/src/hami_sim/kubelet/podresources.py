@@ -17,6 +17,7 @@ import grpc.aio
 
 from hami_common.kubeletapi import podresources as api
 from hami_common.kubeletapi import podresources_grpc
+from hami_sim.kubelet.claims import ClaimManager
 from hami_sim.kubelet.devices import DeviceManager
 from hami_sim.kubelet.objects import (
     Obj,
@@ -58,12 +59,13 @@ class TokenBucket:
 
 
 class PodResources(podresources_grpc.PodResourcesListerServicer):
-    """The service; reads the device manager and the pods, holds no lock."""
+    """The service; reads the devices, the claims and the pods, holds no lock."""
 
     def __init__(
         self,
         directory: Path,
         devices: DeviceManager,
+        claims: ClaimManager,
         *,
         active_pods: Callable[[], Collection[Obj]],
         bucket: TokenBucket,
@@ -71,6 +73,7 @@ class PodResources(podresources_grpc.PodResourcesListerServicer):
         self.socket = directory / SOCKET
         self._directory = directory
         self._devices = devices
+        self._claims = claims
         self._active_pods = active_pods
         self._bucket = bucket
         self._server: grpc.aio.Server | None = None
@@ -148,6 +151,7 @@ class PodResources(podresources_grpc.PodResourcesListerServicer):
                 api.ContainerResources(
                     name=container["name"],
                     devices=_entries(self._devices.devices_of(uid_of(pod), container["name"])),
+                    dynamic_resources=self._claims.dynamic_resources(pod, container),
                 )
                 for container in long_lived
             ],

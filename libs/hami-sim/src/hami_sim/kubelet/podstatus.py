@@ -55,6 +55,8 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
     restart_count: int = 0
     waiting_reason: str = ""
     waiting_message: str = ""
+    resources: Sequence[Obj] = ()
+    """Health of its devices, as in `allocatedResourcesStatus`."""
 
     @property
     def last(self) -> Ended | None:
@@ -269,6 +271,8 @@ def _container_status(container: Obj, pod: Obj, facts: PodFacts) -> Obj:
         "state": {},
         "lastState": _terminated(known.previous) if known.previous else {},
     }
+    if known.resources:
+        status["allocatedResourcesStatus"] = list(known.resources)
     if known.running is not None:
         status["containerID"] = known.running.container_id
         status["state"] = {"running": {"startedAt": timestamp(known.running.started_s)}}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings one admitted pod to life and to its end; kubelet's pod worker.
 
-States: syncing (containers are started and restarted as the spec says) → terminating (deleted, or
-finished for good: containers are asked to end, then made to) → terminated (status final, volumes
-gone, object deleted if that was asked). The pod's changes, container exits and timers all only wake
-the worker, which then looks at everything again.
+States: syncing (claims are prepared; then containers are started and restarted as the spec says) →
+terminating (deleted, or finished for good: containers are asked to end, then made to; claims are
+unprepared) → terminated (status final, volumes gone, object deleted if that was asked). The pod's
+changes, container exits and timers all only wake the worker, which then looks at everything again.
 
 Not simulated: probes (a running container is ready), lifecycle hooks, image pulls, resize. Times:
 Unix seconds for what is shown, monotonic seconds for waiting.
@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from hami_sim.kubelet.cdi import CdiError, Edits, resolve
+from hami_sim.kubelet.claims import ClaimError, ClaimManager
 from hami_sim.kubelet.devices import DeviceError, DeviceManager
 from hami_sim.kubelet.environ import (
     FieldError,
@@ -73,6 +74,7 @@ class Node(Protocol):
     settings: KubeletSettings
     runtime: Runtime
     devices: DeviceManager
+    claims: ClaimManager
     statuses: StatusManager
     now_s: Callable[[], float]
     monotonic_s: Callable[[], float]
@@ -110,8 +112,9 @@ class _Slot:
     def ended(self) -> Ended | None:
         return self.current.ended if self.current is not None else None
 
-    def facts(self) -> ContainerFacts:
+    def facts(self, resources: Sequence[Obj]) -> ContainerFacts:
         return ContainerFacts(
+            resources=resources,
             running=self.current.running if self.current else None,
             ended=self.ended if not self.waiting[0] else None,
             previous=(self.ended or self.previous) if self.waiting[0] else self.previous,
@@ -151,6 +154,7 @@ class PodWorker:
         self._shown: Obj | None = None
         """The version of the pod that the volumes show."""
         self._has_sandbox = False
+        self._preparing = anyio.CancelScope()
         self._start_s = start_time_s(pod) or node.now_s()
         self._wake = anyio.Event()
         self._failure: _Failure | None = None
@@ -174,6 +178,8 @@ class PodWorker:
     def update(self, pod: Obj) -> None:
         """Take a newer version of the pod."""
         self.pod = pod
+        if is_deleting(pod):
+            self._preparing.cancel()
         self.wake()
 
     def wake(self) -> None:
@@ -275,6 +281,8 @@ class PodWorker:
             self._shown = self.pod
         elif self._shown is not self.pod:
             await self.refresh_volumes()
+        if not self._has_sandbox and not await self._prepare_claims():
+            return self._node.settings.retry_s
         self._has_sandbox = True
         due_s = [latest_s] if latest_s is not None else []
         for slot in self._due():
@@ -290,6 +298,21 @@ class PodWorker:
             elif is_sidecar(slot.spec):
                 due_s.append(0.0)  # the next container may start now
         return min(due_s, default=None)
+
+    async def _prepare_claims(self) -> bool:
+        """Prepare the pod's claims, as kubelet does for each sandbox; deletion ends the attempt."""
+        with anyio.CancelScope() as self._preparing:
+            try:
+                await self._node.claims.prepare(self.pod)
+            except ClaimError as error:
+                self._node.statuses.event(
+                    self.pod,
+                    "FailedPrepareDynamicResources",
+                    f"Failed to prepare dynamic resources: {error}",
+                    is_warning=True,
+                )
+                return False
+        return not self._preparing.cancelled_caught
 
     def _must_end_early(self) -> bool:
         return is_deleting(self.pod)
@@ -329,7 +352,7 @@ class PodWorker:
         except StartFailed as error:
             self._postpone(slot, error.reason, error.message)
             return
-        except (DeviceError, FieldError, VolumeError) as error:
+        except (ClaimError, DeviceError, FieldError, VolumeError) as error:
             self._postpone(slot, "CreateContainerConfigError", str(error))
             return
         except OSError as error:
@@ -405,7 +428,7 @@ class PodWorker:
     async def _plan(self, spec: Obj) -> Plan:
         node, pod = self._node, self.pod
         options = await node.devices.run_options(pod, spec)
-        edits = self._cdi_edits(options.cdi_devices)
+        edits = self._cdi_edits((*node.claims.cdi_devices(pod, spec), *options.cdi_devices))
         env = environment(
             pod,
             spec,
@@ -508,6 +531,18 @@ class PodWorker:
         await self._end(others, begin_s, least_s=0.0)
         for slot in sidecars:
             await self._end([slot], begin_s, least_s=_SIDECAR_GRACE_S)
+        await self._unprepare_claims()
+
+    async def _unprepare_claims(self) -> None:
+        """Unprepare the pod's claims before its status becomes final; retries until it is done."""
+        while True:
+            try:
+                await self._node.claims.unprepare(self.uid)
+            except ClaimError as error:
+                _LOG.info("claims not unprepared", extra={"pod": self.uid, "error": str(error)})
+                await anyio.sleep(self._node.settings.retry_s)
+            else:
+                return
 
     async def _end(self, slots: list[_Slot], begin_s: float, *, least_s: float) -> None:
         running = [slot for slot in slots if slot.is_running]
@@ -546,8 +581,11 @@ class PodWorker:
     # -- status
 
     def _status(self) -> Obj:
+        resources = self._node.claims.allocated_resources(self.pod)
         facts = PodFacts(
-            containers={name: slot.facts() for name, slot in self._slots.items()},
+            containers={
+                name: slot.facts(resources.get(name, ())) for name, slot in self._slots.items()
+            },
             has_sandbox=self._has_sandbox,
             host_ip=self._node.facts().host_ip,
             pod_ip=self._pod_ip,
@@ -568,9 +606,10 @@ class PodWorker:
         return status
 
     def _report(self) -> None:
-        """Report to the API; a final phase only after all containers have ended."""
+        """Report to the API; a final phase only without running containers or prepared claims."""
         status = self._status()
-        if status["phase"] in TERMINAL and any(slot.is_running for slot in self._slots.values()):
+        is_in_use = any(slot.is_running for slot in self._slots.values())
+        if status["phase"] in TERMINAL and (is_in_use or self._node.claims.has_pod(self.uid)):
             last = self._node.statuses.get(self.uid)
             status["phase"] = last["phase"] if last is not None else phase_of(self.pod)
         self._node.statuses.set(self.pod, status)

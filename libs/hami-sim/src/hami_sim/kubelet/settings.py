@@ -34,13 +34,18 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     sync_s: float = 1.0
     """Interval at which volumes follow changed annotations (kubelet: 60 to 90)."""
     retry_s: float = 1.0
-    """Wait after a container could not be created (kubelet: 10)."""
+    """Wait after a container could not be created (kubelet: 10) or claims not be prepared (kubelet:
+    60 to 90)."""
     backoff_s: float = 10.0
     """First wait before an ended container runs again; doubles each time."""
     backoff_max_s: float = 300.0
     plugin_grace_s: float = 300.0
     """Time for which the devices of a disconnected plugin count in the capacity."""
     prestart_timeout_s: float = 30.0
+    slices_wipe_s: float = 30.0
+    """Wait before the ResourceSlices of a DRA driver without connection are deleted."""
+    claims_sync_s: float = 60.0
+    """Interval at which claims of vanished pods are unprepared and devices' health is refreshed."""
     pod_resources_per_s: float = 100.0
     """Requests per second that PodResources answers, others get RESOURCE_EXHAUSTED; 0: all."""
     pod_resources_burst: int = 10
