@@ -43,6 +43,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     cdi_directory: Path
     """Directory of the container runtime's CDI files."""
 
+    @property
+    def kubelet_directory(self) -> Path:
+        """Kubelet's root directory."""
+        return self.plugin_directory.parent
+
     # -- plugins
 
     def plugin(self, ids: Sequence[str], **more: Any) -> TestPlugin:
@@ -111,7 +116,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         metadata: Obj | None = None,
         **spec: Any,
     ) -> str:
-        """Create a pod that is bound to this node; returns its name."""
+        """Create a pod, bound to this node unless its spec says otherwise; returns its name."""
         name = f"pod-{uuid4().hex[:8]}"
         pod = {
             "apiVersion": "v1",

@@ -20,6 +20,7 @@ from tests.contract.kubelet.suite_allocation import (
     AllocationContract,
     StartContract,
 )
+from tests.contract.kubelet.suite_dra import ClaimContract, DriverContract, SliceContract
 from tests.contract.kubelet.suite_podresources import PodLifeContract, PodResourcesContract
 from tests.contract.kubelet.suite_registration import RegistrationContract, RestartContract
 from tests.contract.kubelet.support import Node, until
@@ -48,8 +49,9 @@ async def machine(plane: ControlPlane) -> AsyncIterator[RealNode]:
         name=NAME,
         kubelet=Path(plane.programs.path("kubelet")),
         kubeconfig=plane.kubeconfig_for_node(NAME),
-        # Capacities change often here, and production's ten seconds would be waited for each time.
-        configuration={"nodeStatusUpdateFrequency": "250ms"},
+        # Capacities change often here, and production's ten seconds would be waited for each time;
+        # so would the minute after which claims are prepared again.
+        configuration={"nodeStatusUpdateFrequency": "250ms", "syncFrequency": "2s"},
     )
     with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as directory:
         async with run_node(spec, Path(directory)) as node, KubeClient(plane.access()) as client:
@@ -111,4 +113,16 @@ class TestPodResources(PodResourcesContract):
 
 
 class TestPodLife(PodLifeContract):
+    pass
+
+
+class TestDraDrivers(DriverContract):
+    pass
+
+
+class TestDraClaims(ClaimContract):
+    pass
+
+
+class TestDraSlices(SliceContract):
     pass

@@ -8,6 +8,7 @@ from tests.contract.kubelet.suite_allocation import (
     AllocationContract,
     StartContract,
 )
+from tests.contract.kubelet.suite_dra import ClaimContract, DriverContract, SliceContract
 from tests.contract.kubelet.suite_podresources import PodLifeContract, PodResourcesContract
 from tests.contract.kubelet.suite_registration import RegistrationContract, RestartContract
 
@@ -39,4 +40,16 @@ class TestPodResources(PodResourcesContract):
 
 
 class TestPodLife(PodLifeContract):
+    pass
+
+
+class TestDraDrivers(DriverContract):
+    pass
+
+
+class TestDraClaims(ClaimContract):
+    pass
+
+
+class TestDraSlices(SliceContract):
     pass

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 import grpc
 import grpc.aio
 from anyio.abc import TaskGroup
@@ -75,8 +74,7 @@ async def answer(call: Awaitable[T], failure: type[Exception] = DeviceError) -> 
     """Return the plugin's answer; raise ``failure`` if it refuses or its connection is closed.
 
     gRPC cancels the waiting task when the channel is closed under a call. No caller requested that
-    cancellation, so it must not reach the loop that admits pods. A cancellation by a scope is
-    raised again by anyio: gRPC raises one of its own instead, which the scope would not recognize.
+    cancellation, so it must not reach the loop that admits pods.
     """
     try:
         return await call
@@ -85,7 +83,6 @@ async def answer(call: Awaitable[T], failure: type[Exception] = DeviceError) -> 
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            await anyio.lowlevel.checkpoint_if_cancelled()
             raise
         raise failure(CLOSING) from None
 

@@ -154,7 +154,6 @@ class PodWorker:
         self._shown: Obj | None = None
         """The version of the pod that the volumes show."""
         self._has_sandbox = False
-        self._preparing = anyio.CancelScope()
         self._start_s = start_time_s(pod) or node.now_s()
         self._wake = anyio.Event()
         self._failure: _Failure | None = None
@@ -178,8 +177,6 @@ class PodWorker:
     def update(self, pod: Obj) -> None:
         """Take a newer version of the pod."""
         self.pod = pod
-        if is_deleting(pod):
-            self._preparing.cancel()
         self.wake()
 
     def wake(self) -> None:
@@ -300,19 +297,18 @@ class PodWorker:
         return min(due_s, default=None)
 
     async def _prepare_claims(self) -> bool:
-        """Prepare the pod's claims, as kubelet does for each sandbox; deletion ends the attempt."""
-        with anyio.CancelScope() as self._preparing:
-            try:
-                await self._node.claims.prepare(self.pod)
-            except ClaimError as error:
-                self._node.statuses.event(
-                    self.pod,
-                    "FailedPrepareDynamicResources",
-                    f"Failed to prepare dynamic resources: {error}",
-                    is_warning=True,
-                )
-                return False
-        return not self._preparing.cancelled_caught
+        """Prepare the pod's claims, as kubelet does for each sandbox; False: try again later."""
+        try:
+            await self._node.claims.prepare(self.pod)
+        except ClaimError as error:
+            self._node.statuses.event(
+                self.pod,
+                "FailedPrepareDynamicResources",
+                f"Failed to prepare dynamic resources: {error}",
+                is_warning=True,
+            )
+            return False
+        return True
 
     def _must_end_early(self) -> bool:
         return is_deleting(self.pod)
