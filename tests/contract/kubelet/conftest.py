@@ -49,6 +49,7 @@ async def node(short_path: Path) -> AsyncIterator[Node]:
                 pod_resources_socket=kubelet.pod_resources_socket,
                 image="simulated",
                 restart=kubelet.restart,
+                reboot=kubelet.reboot,
                 logs=logs,
                 cdi_directory=cdi,
             )

@@ -72,7 +72,7 @@ class TestDriver:
         self.used: set[str] = set()
         """Versions in which kubelet called."""
         self.requests: dict[str, Sequence[str]] = {}
-        """Requests of each claim by its name, in the order of their devices."""
+        """Requests of each claim by its name, in the order of their devices; others have `r0`."""
         self.refusal: Refusal | None = None
         """Answer of NodePrepareResources while it is set."""
         self.unprepare_error = ""
@@ -166,7 +166,7 @@ class TestDriver:
         return {claim.uid: self._devices(claim) for claim in claims}
 
     def _devices(self, claim: Claim) -> list[dra.Device]:
-        requests = self.requests[claim.name]
+        requests = self.requests.get(claim.name, ("r0",))
         entries = [
             {
                 "name": f"{claim.uid}-{request}",

@@ -568,6 +568,31 @@ class ClaimContract:
         await site.ended(late)
         assert driver.unprepared == [[claim]]
 
+    async def test_reboot_prepares_the_claims_of_pods_again(
+        self, node: Node, driver: TestDriver
+    ) -> None:
+        site = Site(node, driver)
+        await driver.serve()
+        await site.joined()
+        claim = await site.claim("a")
+        pod = await site.run({"c": claim}, [uses("c", script=SHOW)], restartPolicy="Always")
+        await node.prints(pod, "end")
+        for file in node.cdi_directory.iterdir():
+            file.unlink()  # the directory of a node is in memory
+        await node.reboot()
+        await site.joined(2)
+
+        async def restarts() -> int:
+            found = await node.pod(pod)
+            assert found is not None
+            return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+        await until(restarts, bool)
+        assert await node.prints(pod, "end") == f"GIVEN_A={claim.name}\nend\n"
+        assert (driver.prepared, driver.unprepared) == ([[claim], [claim]], [])
+        await site.ended(pod)
+        assert driver.unprepared == [[claim]]
+
     async def test_podresources_shows_claims_devices_and_ids(
         self, node: Node, driver: TestDriver
     ) -> None:

@@ -38,6 +38,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Has sh, cat, ls and sleep."""
     restart: Callable[[], Awaitable[None]]
     """Restart kubelet, not the containers; returns when it listens again."""
+    reboot: Callable[[], Awaitable[None]]
+    """End everything on the node at once and start it again; returns when kubelet listens."""
     logs: Callable[[str, str], Awaitable[str]]
     """(pod, container) → what the newest run printed."""
     cdi_directory: Path

@@ -80,6 +80,7 @@ async def node(plane: ControlPlane, machine: RealNode) -> AsyncIterator[Node]:
             pod_resources_socket=machine.pod_resources_socket,
             image=APP,
             restart=machine.restart_kubelet,
+            reboot=machine.reboot,
             logs=logs,
             cdi_directory=machine.containerd.cdi_directory,
         )

@@ -54,6 +54,7 @@ def bench(access: Access, client: KubeClient, short_path: Path) -> Bench:
                 image="simulated",
                 cdi_directory=short_path / "cdi",
                 restart=kubelet.restart,
+                reboot=kubelet.reboot,
                 logs=logs,
             )
             yield node, kubelet

@@ -93,6 +93,7 @@ class SimKubelet:
         self._life: _Life | None = None
         self._scope: anyio.CancelScope | None = None
         self._is_restarting = False
+        self._is_rebooting = False
         self._started = anyio.Event()
 
     @property
@@ -119,6 +120,7 @@ class SimKubelet:
         """Be a kubelet until cancelled; reports started when the node is registered and listens."""
         while True:
             life = _Life(self.name, self.directory, self._access, self.settings, self.faults)
+            life.is_after_reboot, self._is_rebooting = self._is_rebooting, False
             async with Objects(self._access, user_agent="kubelet") as client:
                 with anyio.CancelScope() as self._scope:
                     async with anyio.create_task_group() as tasks:
@@ -131,6 +133,16 @@ class SimKubelet:
             self._life = None
             if not self._is_restarting:
                 return
+            if self._is_rebooting:
+                await _kill_containers(self.directory)
+
+    async def reboot(self) -> None:
+        """End all containers at once and restart this kubelet, as after a power cut.
+
+        Files stay, those in memory too; return when the new kubelet listens.
+        """
+        self._is_rebooting = True
+        await self.restart()
 
     async def restart(self) -> None:
         """Restart this kubelet, not its containers; return when the new one listens."""
@@ -206,6 +218,12 @@ async def run_kubelet(
 
 async def clean_up(directory: Path) -> None:
     """End all containers below a directory, regardless of owner, and remove the directory."""
+    await _kill_containers(directory)
+    await unmount_below(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _kill_containers(directory: Path) -> None:
     shims = shims_below(directory)
     for pid in shims:
         with suppress(ProcessLookupError):
@@ -215,8 +233,6 @@ async def clean_up(directory: Path) -> None:
             await anyio.sleep(_POLL_S)
     for pid in shims:
         _collect(pid)
-    await unmount_below(directory)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _collect(pid: int) -> None:
@@ -244,6 +260,8 @@ class _Life:
         self.pods: dict[str, Obj] = {}
         """The pod manager: every pod of this node that is known, by UID."""
         self.workers: dict[str, PodWorker] = {}
+        self.is_after_reboot = False
+        """The sandboxes of pods are lost; their containers have ended."""
         self._access = access
         self._requests: dict[str, Amounts] = {}
         self._refused: set[str] = set()
@@ -492,7 +510,7 @@ class _Life:
             return
         worker = PodWorker(pod, self, pod_ip=self._next_address())
         for container in self._found.pop(uid, []):
-            worker.adopt(container)
+            worker.adopt(container, has_sandbox=not self.is_after_reboot)
         self.workers[uid] = worker
         self._tasks.start_soon(worker.run, name=f"pod {'/'.join(key_of(pod))}")
 

@@ -162,8 +162,8 @@ class PodWorker:
 
     # -- from outside
 
-    def adopt(self, container: Container) -> None:
-        """Take over a run that an earlier kubelet started."""
+    def adopt(self, container: Container, *, has_sandbox: bool) -> None:
+        """Take over a run that an earlier kubelet started; a reboot ends the pod's sandbox."""
         slot = self._slots.get(container.name)
         if slot is None:
             return
@@ -172,7 +172,7 @@ class PodWorker:
         if slot.current is None or slot.current.attempt < container.attempt:
             slot.current = container
             slot.attempts = container.attempt + 1
-        self._has_sandbox = True
+        self._has_sandbox = has_sandbox
 
     def update(self, pod: Obj) -> None:
         """Take a newer version of the pod."""
