@@ -63,9 +63,10 @@ class TestDriver:
         """``name``: of the driver, when it has another plugin already."""
         word = uuid4().hex[:6]
         self.name = name or f"d{word}.example.com"
+        self.type = "DRAPlugin"
         self.versions = tuple(versions)
         self.statuses: list[pluginregistration.RegistrationStatus] = []
-        """What kubelet said of each registration."""
+        """Kubelet's answer to each registration."""
         self.prepared: list[list[Claim]] = []
         """Claims of each NodePrepareResources call."""
         self.unprepared: list[list[Claim]] = []
@@ -82,7 +83,7 @@ class TestDriver:
         """By device."""
         self.writes_files = True
         self._cdi_directory = cdi_directory
-        self._registry = kubelet_directory / "plugins_registry" / f"{self.name}-{word}-reg.sock"
+        self.registry = kubelet_directory / "plugins_registry" / f"{self.name}-{word}-reg.sock"
         self.socket = kubelet_directory / "plugins" / self.name / f"{word}.sock"
         self._health: list[tuple[str, int, str]] | None = None
         self._health_timeout_s = 0
@@ -99,9 +100,13 @@ class TestDriver:
     async def serve(self) -> None:
         """Serve, the registration socket last; kubelet finds it."""
         await self.start_service()
+        await self.start_registration()
+
+    async def start_registration(self) -> None:
+        """Serve the registration only."""
         server = grpc.aio.server()
         pluginregistration_grpc.add_RegistrationServicer_to_server(_registration(self), server)
-        await self._listen("registry", server, self._registry)
+        await self._listen("registry", server, self.registry)
 
     async def start_service(self) -> None:
         """Serve the calls only."""
@@ -132,7 +137,7 @@ class TestDriver:
         with anyio.CancelScope(shield=True):
             await self._stop("registry")
             await self._stop("service")
-        self._registry.unlink(missing_ok=True)
+        self.registry.unlink(missing_ok=True)
         self.socket.unlink(missing_ok=True)
 
     async def _stop(self, role: str) -> None:
@@ -150,9 +155,9 @@ class TestDriver:
     # -- what kubelet asks
 
     def info(self) -> pluginregistration.PluginInfo:
-        """Return what the driver says of itself."""
+        """Describe the driver to kubelet."""
         return pluginregistration.PluginInfo(
-            type="DRAPlugin",
+            type=self.type,
             name=self.name,
             endpoint=str(self.socket),
             supported_versions=self.versions,

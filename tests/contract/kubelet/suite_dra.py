@@ -144,6 +144,16 @@ class Site:
         return f"{self.driver.kind}={claim.uid}-{request}"
 
 
+async def refusal_of(driver: TestDriver) -> str:
+    """Wait until kubelet refuses to register a driver; return the reason that it gives."""
+
+    async def errors() -> list[str]:
+        return [status.error for status in driver.statuses if not status.plugin_registered]
+
+    [error, *_] = await until(errors, bool)
+    return error
+
+
 def uses(*references: str, name: str = "main", script: str = SLEEP, **more: Any) -> Obj:
     """A container that uses claims: ``claim`` or ``claim/request``."""
     pairs = [reference.partition("/") for reference in references]
@@ -176,22 +186,44 @@ class DriverContract:
         assert driver.used == {used}
         assert driver.prepared == driver.unprepared == [[claim]]
 
-    async def test_driver_without_a_known_version_is_told_why(
+    async def test_driver_without_a_known_version_is_refused_with_the_reason(
         self, node: Node, driver: TestDriver
     ) -> None:
         driver.versions = ("v9.DRAPlugin", "v8.DRAPlugin")
         await driver.serve()
-
-        async def errors() -> list[str]:
-            return [status.error for status in driver.statuses if not status.plugin_registered]
-
-        [error, *_] = await until(errors, bool)
-        assert error == (
+        assert await refusal_of(driver) == (
             "RegisterPlugin error -- plugin validation failed with err: invalid supported gRPC "
             f"versions of DRA driver plugin {driver.name} at endpoint {driver.socket}: none of "
             'services supported by the plugin (["v9.DRAPlugin" "v8.DRAPlugin"]) are supported by '
             'the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])'
         )
+
+    async def test_plugin_of_an_unknown_type_is_refused(
+        self, node: Node, driver: TestDriver
+    ) -> None:
+        driver.type = "OtherPlugin"
+        await driver.serve()
+        error = await refusal_of(driver)
+        assert error.startswith(
+            "RegisterPlugin error -- no handler registered for plugin type: OtherPlugin at socket "
+        )
+        assert error.endswith(f"/plugins_registry/{driver.registry.name}")
+
+    async def test_second_plugin_with_the_same_endpoint_is_refused(
+        self, node: Node, driver: TestDriver
+    ) -> None:
+        await driver.serve()
+        await Site(node, driver).joined()
+        twin = TestDriver(node.kubelet_directory, node.cdi_directory, name=driver.name)
+        twin.socket = driver.socket
+        try:
+            await twin.start_registration()
+            assert await refusal_of(twin) == (
+                "RegisterPlugin error -- plugin registration failed with err: endpoint "
+                f"{driver.socket} already registered for DRA driver plugin {driver.name}"
+            )
+        finally:
+            await twin.close()
 
     async def test_pod_waits_for_a_driver_that_is_not_registered(
         self, node: Node, driver: TestDriver
@@ -475,7 +507,7 @@ class ClaimContract:
         assert driver.unprepared == [[claim]]
         assert [found is not None for found in seen] == [True]
 
-    async def test_claim_of_an_ended_pod_is_unprepared_before_its_status_says_so(
+    async def test_claim_of_an_ended_pod_is_unprepared_before_its_final_status(
         self, node: Node, driver: TestDriver
     ) -> None:
         site = Site(node, driver)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated kubelets: real sockets for device plugins and PodResources, real container processes.
+"""Simulated kubelets: real sockets for plugins and PodResources, real container processes.
 
 In one process::
 
     async with run_kubelet("node-a", tmp, Access(url=..., token=...)) as kubelet:
         kubelet.plugin_directory          # kubelet.sock, and where plugins put theirs
+        kubelet.plugins_registry          # where plugins of DRA drivers put theirs
         kubelet.pod_resources_socket
         kubelet.logs("web-0", "main")     # what a container printed
         await kubelet.restart()           # containers go on; plugins must register again

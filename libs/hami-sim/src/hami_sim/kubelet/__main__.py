@@ -110,6 +110,7 @@ async def _run(arguments: argparse.Namespace) -> None:
                     "pid": os.getpid(),
                     "url": kubelet.url,
                     "plugin_directory": str(kubelet.plugin_directory),
+                    "plugins_registry": str(kubelet.plugins_registry),
                     "pod_resources_socket": str(kubelet.pod_resources_socket),
                 }
                 print(json.dumps(ready), flush=True)

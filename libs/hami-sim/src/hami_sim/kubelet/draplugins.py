@@ -55,8 +55,8 @@ _HEALTH_SERVICES: Final = (HEALTH_V1, HEALTH_V1ALPHA1)
 _CALL_S: Final = 45.0
 _INFO_S: Final = 1.0
 _NOTIFY_S: Final = 5.0
-_LOOK_S: Final = 0.1
-"""Interval at which the directory and the connections are looked at."""
+_POLL_S: Final = 0.2
+"""Interval at which the directory and the state of connections are read."""
 _RETRY_S: Final = 0.5
 _RETRY_MAX_S: Final = 120.0
 _HEALTH_RETRY_S: Final = 5.0
@@ -123,7 +123,7 @@ class DraPlugin:
             if self.is_connected != (state is grpc.ChannelConnectivity.READY):
                 self.is_connected = not self.is_connected
                 changed()
-            with anyio.move_on_after(_LOOK_S):
+            with anyio.move_on_after(_POLL_S):
                 await self._channel.wait_for_state_change(state)
 
     async def watch_health(self, claims: ClaimManager, wake: Callable[[str], None]) -> None:
@@ -203,7 +203,7 @@ class DraPlugins:
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._slices.wipe, "", name="slices of an earlier kubelet")
             while True:
-                found = await anyio.to_thread.run_sync(_sockets_in, self._directory)
+                found = _sockets_in(self._directory)
                 for path, socket in list(self._sockets.items()):
                     if found.get(path) != socket.identity:
                         del self._sockets[path]
@@ -213,7 +213,7 @@ class DraPlugins:
                     socket = self._sockets[path] = _Socket(path, found[path])
                     name = f"DRA plugin {path.name}"
                     self._tasks.start_soon(self._serve, socket, claims, wake, name=name)
-                await anyio.sleep(_LOOK_S)
+                await anyio.sleep(_POLL_S)
 
     async def _serve(
         self, socket: _Socket, claims: ClaimManager, wake: Callable[[str], None]
@@ -235,7 +235,7 @@ class DraPlugins:
             socket.left.set()
 
     async def _register(self, path: Path) -> DraPlugin | None:
-        """Ask a plugin what it is, take it, and tell it so; None: try again later."""
+        """Ask a plugin for its driver, add it and notify it; None: try again later."""
         plugin: DraPlugin | None = None
         try:
             async with channel_to(path) as channel:
@@ -261,7 +261,7 @@ class DraPlugins:
         return plugin
 
     def _refusal(self, info: pluginregistration.PluginInfo, path: Path) -> str:
-        """Word why a plugin is not taken; empty if it is."""
+        """Word why a plugin is not registered; empty if it is."""
         endpoint = info.endpoint or str(path)
         prefix = "RegisterPlugin error -- "
         if info.type != KIND:

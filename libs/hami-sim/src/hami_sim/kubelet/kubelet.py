@@ -635,7 +635,8 @@ class _Life:
                 except ClaimError as error:
                     _LOG.info("claims not unprepared", extra={"pod": uid, "error": str(error)})
             for uid in active:
-                self._wake(uid)
+                if self.claims.has_pod(uid):
+                    self._wake(uid)
 
     def _wake(self, uid: str) -> None:
         if (worker := self.workers.get(uid)) is not None:

@@ -91,7 +91,12 @@ def channel_to(socket: Path | str) -> grpc.aio.Channel:
     """Open a channel to a plugin's socket, with the authority that a Go client sends."""
     return grpc.aio.insecure_channel(
         f"unix:{socket}",
-        options=[("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)],
+        options=[
+            ("grpc.default_authority", "localhost"),
+            ("grpc.enable_http_proxy", 0),
+            # Not shared with an earlier channel, which may still wait before it dials again.
+            ("grpc.use_local_subchannel_pool", 1),
+        ],
     )
 
 
