@@ -88,6 +88,7 @@ class Site:
             containers,
             nodeName="",
             schedulerName="contract",
+            terminationGracePeriodSeconds=1,
             resourceClaims=references,
             **spec,
         )
