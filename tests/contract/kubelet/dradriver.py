@@ -77,6 +77,7 @@ class TestDriver:
         self.refusal: Refusal | None = None
         """Answer of NodePrepareResources while it is set."""
         self.unprepare_error = ""
+        self.before_info: _Hook | None = None
         self.before_prepare: _Hook | None = None
         self.before_unprepare: _Hook | None = None
         self.share_ids: Mapping[str, str] = {}
@@ -240,6 +241,8 @@ def _registration(driver: TestDriver) -> Any:
         async def GetInfo(  # noqa: N802 - the protocol's name
             self, request: pluginregistration.InfoRequest, context: _Context
         ) -> pluginregistration.PluginInfo:
+            if driver.before_info is not None:
+                await driver.before_info()
             return driver.info()
 
         async def NotifyRegistrationStatus(  # noqa: N802 - the protocol's name

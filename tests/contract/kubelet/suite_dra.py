@@ -210,6 +210,26 @@ class DriverContract:
         )
         assert error.endswith(f"/plugins_registry/{driver.registry.name}")
 
+    async def test_plugin_that_vanishes_while_it_registers_disturbs_no_other(
+        self, node: Node, driver: TestDriver
+    ) -> None:
+        other = TestDriver(node.kubelet_directory, node.cdi_directory)
+        asked = anyio.Event()
+
+        async def hang() -> None:
+            asked.set()
+            await anyio.sleep_forever()
+
+        other.before_info = hang
+        await other.serve()
+        await asked.wait()
+        other.registry.unlink()
+        await anyio.sleep(0.5)  # kubelet leaves the call
+        await other.close()
+        await driver.serve()
+        await Site(node, driver).joined()
+        assert other.statuses == []
+
     async def test_second_plugin_with_the_same_endpoint_is_refused(
         self, node: Node, driver: TestDriver
     ) -> None:

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import grpc
 import grpc.aio
 from anyio.abc import TaskGroup
+from google.protobuf.message import Message
 
 from hami_common.errors import HamiError, NotFound
 from hami_common.kubeletapi import (
@@ -73,48 +74,41 @@ class DraPlugin:
         self.driver = driver
         self.endpoint = endpoint
         self.is_connected = False
-        self._service = service
-        self._health_service = health_service
         self._channel = channel_to(endpoint)
+        # The fields of an older version are the first ones of the newest.
+        is_newest = service == V1
+        self._api: Any = dra if is_newest else dra_v1beta1
+        grpc_api: Any = dra_grpc if is_newest else dra_v1beta1_grpc
+        self._stub = grpc_api.DRAPluginStub(self._channel)
+        self._watch: Callable[[], AsyncIterable[Message]] | None = None
+        if health_service:
+            is_newest = health_service == HEALTH_V1
+            api: Any = drahealth if is_newest else drahealth_v1alpha1
+            grpc_api = drahealth_grpc if is_newest else drahealth_v1alpha1_grpc
+            stub = grpc_api.DRAResourceHealthStub(self._channel)
+            self._watch = lambda: stub.NodeWatchResources(api.NodeWatchResourcesRequest())
 
     async def prepare(
         self, claims: Sequence[dra.Claim]
     ) -> Mapping[str, dra.NodePrepareResourceResponse]:
         """Call NodePrepareResources in the plugin's version; ClaimError if that fails."""
-        request = dra.NodePrepareResourcesRequest(claims=claims)
-        if self._service == V1:
-            stub = dra_grpc.DRAPluginStub(self._channel)
-            response = await answer(stub.NodePrepareResources(request, timeout=_CALL_S), ClaimError)
-            return response.claims
-        # The older version has the same fields, without the last ones.
-        old = await answer(
-            dra_v1beta1_grpc.DRAPluginStub(self._channel).NodePrepareResources(
-                dra_v1beta1.NodePrepareResourcesRequest.FromString(request.SerializeToString()),
-                timeout=_CALL_S,
-            ),
-            ClaimError,
+        request = dra.NodePrepareResourcesRequest(claims=claims).SerializeToString()
+        call = self._stub.NodePrepareResources(
+            self._api.NodePrepareResourcesRequest.FromString(request), timeout=_CALL_S
         )
-        return dra.NodePrepareResourcesResponse.FromString(old.SerializeToString()).claims
+        response = await answer(call, ClaimError)
+        return dra.NodePrepareResourcesResponse.FromString(response.SerializeToString()).claims
 
     async def unprepare(
         self, claims: Sequence[dra.Claim]
     ) -> Mapping[str, dra.NodeUnprepareResourceResponse]:
         """Call NodeUnprepareResources in the plugin's version; ClaimError if that fails."""
-        request = dra.NodeUnprepareResourcesRequest(claims=claims)
-        if self._service == V1:
-            stub = dra_grpc.DRAPluginStub(self._channel)
-            response = await answer(
-                stub.NodeUnprepareResources(request, timeout=_CALL_S), ClaimError
-            )
-            return response.claims
-        old = await answer(
-            dra_v1beta1_grpc.DRAPluginStub(self._channel).NodeUnprepareResources(
-                dra_v1beta1.NodeUnprepareResourcesRequest.FromString(request.SerializeToString()),
-                timeout=_CALL_S,
-            ),
-            ClaimError,
+        request = dra.NodeUnprepareResourcesRequest(claims=claims).SerializeToString()
+        call = self._stub.NodeUnprepareResources(
+            self._api.NodeUnprepareResourcesRequest.FromString(request), timeout=_CALL_S
         )
-        return dra.NodeUnprepareResourcesResponse.FromString(old.SerializeToString()).claims
+        response = await answer(call, ClaimError)
+        return dra.NodeUnprepareResourcesResponse.FromString(response.SerializeToString()).claims
 
     async def keep_connected(self, changed: Callable[[], None]) -> None:
         """Connect, and again whenever the connection breaks; report each change."""
@@ -128,12 +122,15 @@ class DraPlugin:
 
     async def watch_health(self, claims: ClaimManager, wake: Callable[[str], None]) -> None:
         """Feed the plugin's reports to the manager and wake the workers of pods they concern."""
-        if not self._health_service:
+        if self._watch is None:
             return
         while True:
             try:
-                async for devices in self._health():
-                    for uid in claims.take_health(self.driver, devices):
+                async for message in self._watch():
+                    report = drahealth.NodeWatchResourcesResponse.FromString(
+                        message.SerializeToString()
+                    )
+                    for uid in claims.take_health(self.driver, report.devices):
                         wake(uid)
             except grpc.aio.AioRpcError as error:
                 text = go_text(error)
@@ -143,18 +140,6 @@ class DraPlugin:
             finally:
                 claims.clear_health(self.driver)
             await anyio.sleep(_HEALTH_RETRY_S)
-
-    async def _health(self) -> AsyncIterator[Sequence[drahealth.DeviceHealth]]:
-        if self._health_service == HEALTH_V1:
-            stub = drahealth_grpc.DRAResourceHealthStub(self._channel)
-            async for response in stub.NodeWatchResources(drahealth.NodeWatchResourcesRequest()):
-                yield response.devices
-            return
-        old_stub = drahealth_v1alpha1_grpc.DRAResourceHealthStub(self._channel)
-        request = drahealth_v1alpha1.NodeWatchResourcesRequest()
-        async for old in old_stub.NodeWatchResources(request):
-            whole = drahealth.NodeWatchResourcesResponse.FromString(old.SerializeToString())
-            yield whole.devices
 
     async def close(self) -> None:
         """Close the connection."""
@@ -169,6 +154,7 @@ class _Socket:
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
         self.identity = identity
+        self.plugin: DraPlugin | None = None
         self.scope = anyio.CancelScope()
         self.left = anyio.Event()
 
@@ -218,11 +204,10 @@ class DraPlugins:
     async def _serve(
         self, socket: _Socket, claims: ClaimManager, wake: Callable[[str], None]
     ) -> None:
-        plugin: DraPlugin | None = None
         retry_s = _RETRY_S
         try:
             with socket.scope:
-                while (plugin := await self._register(socket.path)) is None:
+                while (plugin := await self._register(socket)) is None:
                     await anyio.sleep(retry_s)
                     retry_s = min(2 * retry_s, _RETRY_MAX_S)
                 driver = plugin.driver
@@ -230,35 +215,31 @@ class DraPlugins:
                     tasks.start_soon(plugin.keep_connected, lambda: self._note_change(driver))
                     tasks.start_soon(plugin.watch_health, claims, wake)
         finally:
-            if plugin is not None:
-                await self._remove(plugin)
+            await self._remove(socket)
             socket.left.set()
 
-    async def _register(self, path: Path) -> DraPlugin | None:
+    async def _register(self, socket: _Socket) -> DraPlugin | None:
         """Ask a plugin for its driver, add it and notify it; None: try again later."""
-        plugin: DraPlugin | None = None
         try:
-            async with channel_to(path) as channel:
+            async with channel_to(socket.path) as channel:
                 with anyio.fail_after(DIAL_S):
                     await channel.channel_ready()
                 stub = pluginregistration_grpc.RegistrationStub(channel)
                 request = pluginregistration.InfoRequest()
                 info = await answer(stub.GetInfo(request, timeout=_INFO_S), ClaimError)
-                error = self._refusal(info, path)
+                error = self._refusal(info, socket.path)
                 if not error:
-                    plugin = self._add(info, path)
+                    self._add(info, socket)
                 status = pluginregistration.RegistrationStatus(
-                    plugin_registered=plugin is not None, error=error
+                    plugin_registered=not error, error=error
                 )
                 await answer(stub.NotifyRegistrationStatus(status, timeout=_NOTIFY_S), ClaimError)
         except (ClaimError, TimeoutError) as failure:
-            if plugin is not None:
-                await self._remove(plugin)
+            await self._remove(socket)
             error = str(failure) or "no connection"
-            plugin = None
-        extra = {"socket": str(path), "error": error}
-        _LOG.info("DRA plugin registered" if plugin else "DRA plugin not registered", extra=extra)
-        return plugin
+        text = "DRA plugin not registered" if error else "DRA plugin registered"
+        _LOG.info(text, extra={"socket": str(socket.path), "error": error})
+        return socket.plugin
 
     def _refusal(self, info: pluginregistration.PluginInfo, path: Path) -> str:
         """Word why a plugin is not registered; empty if it is."""
@@ -284,22 +265,23 @@ class DraPlugins:
             )
         return ""
 
-    def _add(self, info: pluginregistration.PluginInfo, path: Path) -> DraPlugin:
+    def _add(self, info: pluginregistration.PluginInfo, socket: _Socket) -> None:
         offered = info.supported_versions
-        plugin = DraPlugin(
+        socket.plugin = DraPlugin(
             info.name,
-            info.endpoint or str(path),
+            info.endpoint or str(socket.path),
             service=next(service for service in offered if service in _SERVICES),
             health_service=next((s for s in _HEALTH_SERVICES if s in offered), ""),
         )
-        self._plugins.append(plugin)
-        self._note_change(plugin.driver)
-        return plugin
+        self._plugins.append(socket.plugin)
+        self._note_change(info.name)
 
-    async def _remove(self, plugin: DraPlugin) -> None:
-        self._plugins.remove(plugin)
-        await plugin.close()
-        self._note_change(plugin.driver)
+    async def _remove(self, socket: _Socket) -> None:
+        if (plugin := socket.plugin) is not None:
+            socket.plugin = None
+            self._plugins.remove(plugin)
+            await plugin.close()
+            self._note_change(plugin.driver)
 
     def _note_change(self, driver: str) -> None:
         """Plan to remove the slices of a driver without connection, or no longer."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import grpc
 import grpc.aio
 from anyio.abc import TaskGroup
@@ -83,6 +84,8 @@ async def answer(call: Awaitable[T], failure: type[Exception] = DeviceError) -> 
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
+            # gRPC's own error would end a task group whose scope does not recognize it.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             raise
         raise failure(CLOSING) from None
 
