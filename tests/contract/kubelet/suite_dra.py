@@ -445,8 +445,12 @@ class ClaimContract:
             return len(driver.prepared)
 
         await until(calls, lambda count: count >= 2)
-        [status] = (await node.in_phase(pod, "Pending"))["status"]["containerStatuses"]
-        assert status["state"]["waiting"]["reason"] == "ContainerCreating"
+
+        async def waiting() -> list[str]:
+            shown = (await node.in_phase(pod, "Pending"))["status"].get("containerStatuses") or ()
+            return [one["state"]["waiting"]["reason"] for one in shown]
+
+        await until(waiting, lambda reasons: reasons == ["ContainerCreating"])
         driver.refusal = None
         await node.in_phase(pod, "Running")
         await site.ended(pod)
