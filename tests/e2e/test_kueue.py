@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 
-from hami_common.events.allocation import AllocationRecord, is_of_workload, workload_of
+from hami_common.events.allocation import AllocationRecord, is_of_owner, owner_of
 from hami_common.model.placement import booked_by_device
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.conftest import small_pod
@@ -83,7 +83,7 @@ class Site:
         return [
             record
             for record in (await ledger_of(self.installed)).values()
-            if is_of_workload(record) and workload_of(record) == uid
+            if is_of_owner(record) and owner_of(record) == uid
         ]
 
     async def until_held(self, workload: Obj, count: int) -> None:

@@ -64,7 +64,7 @@ READS: Final = {
             "holdings",
             "holdings_of_node",
             "holdings_of_pod",
-            "holdings_of_workload",
+            "holdings_of_owner",
             "memory",
             "ready",
             "reserved",

@@ -7,15 +7,15 @@ import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hami_common.events.allocation import hold_uid, is_of_workload, workload_of, workload_purpose
+from hami_common.events.allocation import hold_uid, is_of_owner, owner_of, purpose_of
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import Placement
 from hami_common.model.request import DeviceRequest
 from hami_core.ledger.ledger import Hold, Ledger
 from hami_core.ledger.stimuli import Accepted, Append
 from hami_core.placement.pick import pick
+from hami_core.planning.demands import Demand, count_now, empty_table, never_fits, place
 from hami_core.planning.gangs import Member
-from hami_core.planning.workloads import Demand, count_now, empty_table, never_fits, place
 from hami_core.table.table import DeviceTable
 from tests.support.builders import ask, device, held, node_devices, pod, share, whole
 from tests.support.searches import result_of
@@ -143,14 +143,14 @@ def test_hold_that_is_taken_over_leaves_the_very_shares_to_its_pod(
     node = cluster.table.nodes()[0]
     held_uid = hold_uid(UID, 0, number)
     request = pod(asked, uid=held_uid)
-    hold = Hold(held_for=workload_purpose("default", "w"), lease_s=60.0)
+    hold = Hold(held_for=purpose_of("workload", "default", "w"), lease_s=60.0)
     plan = ledger.plan_hold(request, node, allocation_id="h", now_s=0.0, hold=hold)
     assume(isinstance(plan, Append))
     assert isinstance(plan, Append)
     ledger.handle(Accepted(append=plan, seq=1, now_s=0.0))
-    (found,) = ledger.holdings_of_workload(UID)
-    assert is_of_workload(found.record)
-    assert workload_of(found.record) == UID
+    (found,) = ledger.holdings_of_owner(UID)
+    assert is_of_owner(found.record)
+    assert owner_of(found.record) == UID
     free = list(cluster.table.usages())
     mine = msgspec.structs.replace(request, uid="pod")
     taken = ledger.plan_take(mine, node, held_uid=held_uid, allocation_id="p", now_s=1.0)
@@ -162,7 +162,7 @@ def test_hold_that_is_taken_over_leaves_the_very_shares_to_its_pod(
     release = ledger.plan_release(found, now_s=2.0, reason="taken-over")
     ledger.handle(Accepted(append=release, seq=3, now_s=2.0))
     assert list(cluster.table.usages()) == free
-    assert ledger.holdings_of_workload(UID) == []
+    assert ledger.holdings_of_owner(UID) == []
     ledger_holding = ledger.holding(node, "pod")
     assert ledger_holding is not None
     assert ledger.awaited(ledger_holding) == []

@@ -73,6 +73,7 @@ from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.preemption import Preemption
+from hami_scheduler.shell.provisioning import Provisioning
 from hami_scheduler.shell.quota import QuotaKeeper, register
 from hami_scheduler.shell.recorder import LogSettings, RecordedCore, Recorder
 from hami_scheduler.shell.recovery import Recovery
@@ -299,6 +300,16 @@ class Scheduler:
             metrics=metrics,
             writer=writer,
         )
+        self.provisioning = Provisioning(
+            state=state,
+            reader=reader,
+            binder=self.binder,
+            effects=effects,
+            kube=world.kube,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+        )
         self.what_if = WhatIf(
             state=state,
             quota=quota,
@@ -400,6 +411,7 @@ class Scheduler:
             "gangs": self.gangs.work,
             "wake gangs": self.gangs.wake,
             "placement for Kueue": self.placement.work,
+            "provisioning requests": self.provisioning.work,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,

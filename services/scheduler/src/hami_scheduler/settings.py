@@ -44,14 +44,30 @@ class BindAdmissionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
 
-class KueueSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HoldSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds for objects whose pods do not exist yet, by one elected replica."""
+
+    enabled: bool = False
+    lease_s: float = 60.0
+    """Time for which held devices stay reserved after the last renewal; renewed at a third of it.
+    """
+    discovery_s: float = 10.0
+    """Interval at which the API server is asked for the kinds while they are missing."""
+    namespace: str = "hami-system"
+    """Namespace of the Lease by which one replica is elected."""
+    lease_name: str
+    """Name of that Lease."""
+    leader_lease_s: float = 15.0
+    """Time after which another replica takes over from one that stopped."""
+
+
+class KueueSettings(HoldSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds for Workloads of Kueue, see docs/kueue.md."""
 
     enabled: bool = False
     """Answer AdmissionChecks with the controller name ``hami.io/placement``."""
-    lease_s: float = 60.0
-    """Time for which held devices stay reserved after the last renewal; renewed at a third of it.
-    """
+    lease_name: str = "hami-placement"
+    """Name of that Lease."""
     hold_s: float = 300.0
     """Time after admission for which the devices of pods that have no node yet stay held."""
     requeue_s: int = 15
@@ -62,14 +78,27 @@ class KueueSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
     unready_s: float = 60.0
     """Time without sync after which AdmissionChecks become inactive, which stops their queues."""
-    discovery_s: float = 10.0
-    """Interval at which the API server is asked for Kueue's kinds while they are missing."""
-    namespace: str = "hami-system"
-    """Namespace of the Lease by which one replica is elected."""
-    lease_name: str = "hami-placement"
+
+
+class ProvisioningSettings(HoldSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds for ProvisioningRequests, see docs/autoscalers.md."""
+
+    enabled: bool = False
+    """Answer ProvisioningRequests of the class ``class_name``."""
+    lease_name: str = "hami-provisioning"
     """Name of that Lease."""
-    leader_lease_s: float = 15.0
-    """Time after which another replica takes over from one that stopped."""
+    class_name: str = "placement.hami.io"
+    """``provisioningClassName`` of the requests that are answered."""
+    processor_instance: str = ""
+    """Also answer requests of ``check-capacity.autoscaling.x-k8s.io`` whose parameter
+    ``processorInstance`` has this value; empty: none of them.
+    """
+    booking_s: float = 600.0
+    """Time for which devices stay held after a request got them."""
+    retry_s: float = 10.0
+    """Interval at which a request without capacity is tried again."""
+    expire_s: float = 604_800.0
+    """Time after its creation at which a request without capacity fails."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +132,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Port of that server, by default that of HAMi's scheduler metrics; 0: the kernel chooses."""
     bind_admission: BindAdmissionSettings = BindAdmissionSettings()
     kueue: KueueSettings = KueueSettings()
+    provisioning_requests: ProvisioningSettings = ProvisioningSettings()
     metric_names: tuple[NameSet, ...] = ("hami",)
     """Sets of metric names for devices and shares, see docs/metrics.md: ``hami``, ``legacy``
     (HAMi's older ones), ``volcano``. Each set costs some ten series per device.

@@ -12,22 +12,19 @@ from hami_common.events.allocation import Account
 from hami_common.pods.signing import Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.podfacts import PodReader
-from hami_core.planning.gangs import SIZE_MOST
-from hami_core.planning.workloads import (
+from hami_core.planning.demands import (
     Demand,
-    Flavor,
-    Readiness,
     Verdict,
-    Workload,
     demands_of,
     empty_table,
     held,
     impossible,
     never_fits,
     nodes_for,
-    pod_set_updates,
     refused,
 )
+from hami_core.planning.gangs import SIZE_MOST
+from hami_core.planning.workloads import Flavor, Readiness, Workload, pod_set_updates, pod_sets_of
 from hami_core.table.table import DeviceTable
 from tests.support.builders import device, node_devices
 from tests.support.searches import result_of
@@ -58,7 +55,8 @@ def pod_set(count: int, limits: Obj, name: str = "main", **spec: Any) -> Obj:
 def demands(
     *pod_sets: Obj, flavors: dict[str, Flavor] | None = None, **status: Any
 ) -> list[Demand]:
-    return demands_of(workload(*pod_sets, **status), reader=READER, flavors=flavors or {})
+    made = workload(*pod_sets, **status)
+    return demands_of(made.metadata, pod_sets_of(made, flavors or {}), reader=READER)
 
 
 SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}

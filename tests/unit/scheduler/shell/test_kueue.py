@@ -7,7 +7,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from hami_common.events.allocation import AllocationRecord, is_of_workload
+from hami_common.events.allocation import AllocationRecord, is_of_owner
 from hami_scheduler.settings import KueueSettings
 from hami_scheduler.shell.extender_wire import BindArgs
 from tests.unit.scheduler.shell import builders
@@ -39,7 +39,7 @@ class Site:
         self.kube.add_check()
 
     def held(self) -> dict[str, AllocationRecord]:
-        return {one.pod_uid: one for one in self.world.live() if is_of_workload(one)}
+        return {one.pod_uid: one for one in self.world.live() if is_of_owner(one)}
 
     async def later(self, delay_s: float = 7.0) -> None:
         await self.world.advance(delay_s, *NODES)

@@ -8,7 +8,7 @@ released; ``released`` from any. The scheduler alone writes ``AllocationRecord``
 ``joined_state``.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -33,8 +33,12 @@ from hami_common.bounds import (
 )
 from hami_common.model.placement import ContainerShares
 
-_OF_WORKLOAD: Final = "workload "
-"""Begins ``held_for`` of the shares that are held for a Workload of Kueue."""
+OwnerKind = Literal["workload", "provisioningrequest"]
+"""Kinds of objects for whose pods shares are held before these exist: Kueue's Workload, and the
+ProvisioningRequest of ``autoscaling.x-k8s.io``.
+"""
+_OF_OWNERS: Final = tuple(f"{kind} " for kind in get_args(OwnerKind))
+"""Beginnings of ``held_for`` of such shares."""
 AllocationOp = Literal["reserve", "resize", "release"]
 ReportedState = Literal["bound", "prepared", "running", "failed"]
 AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", "released"]
@@ -81,9 +85,9 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Text = ""
     """Reason for which a record was released or resized."""
     held_for: Reference = ""
-    """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>`` or
-    ``workload <namespace>/<name>``, whose ``pod`` is then Kueue's Workload; empty for a reservation
-    that a bind made or took over.
+    """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>``,
+    ``workload <namespace>/<name>`` or ``provisioningrequest <namespace>/<name>``, whose ``pod`` is
+    then that object; empty for a reservation that a bind made or took over.
     """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
     """Pods on the node, by uid, that own these shares until they have terminated."""
@@ -149,24 +153,25 @@ def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> All
     return state.state
 
 
-def workload_purpose(namespace: str, name: str) -> str:
-    """Return ``held_for`` of the shares of a Workload."""
-    return f"{_OF_WORKLOAD}{namespace}/{name}"
+def purpose_of(kind: OwnerKind, namespace: str, name: str) -> str:
+    """Return ``held_for`` of the shares that are held for the pods of an object."""
+    return f"{kind} {namespace}/{name}"
 
 
-def is_of_workload(record: AllocationRecord) -> bool:
-    """Return whether the shares are held for a Workload of Kueue, whose pods may not exist yet.
+def is_of_owner(record: AllocationRecord, kind: OwnerKind | None = None) -> bool:
+    """Return whether the shares are held for an object (of ``kind``) whose pods may not exist yet.
 
-    The record's ``pod_uid`` is then made by ``hold_uid``, its ``pod`` is the Workload's name.
+    The record's ``pod_uid`` is then made by ``hold_uid``, its ``pod`` is the name of the object.
     """
-    return record.op != "release" and record.held_for.startswith(_OF_WORKLOAD)
+    beginnings = _OF_OWNERS if kind is None else (f"{kind} ",)
+    return record.op != "release" and record.held_for.startswith(beginnings)
 
 
-def hold_uid(workload_uid: str, pod_set: int, number: int) -> str:
-    """Return the uid under which the ledger holds the shares of one pod of a Workload."""
-    return f"{workload_uid}-{pod_set}-{number}"
+def hold_uid(owner_uid: str, pod_set: int, number: int) -> str:
+    """Return the uid under which the ledger holds the shares of one pod of an object."""
+    return f"{owner_uid}-{pod_set}-{number}"
 
 
-def workload_of(record: AllocationRecord) -> str:
-    """Return the uid of the Workload for which the record holds shares; empty for others."""
-    return record.pod_uid.rsplit("-", 2)[0] if is_of_workload(record) else ""
+def owner_of(record: AllocationRecord) -> str:
+    """Return the uid of the object for which the record holds shares; empty for others."""
+    return record.pod_uid.rsplit("-", 2)[0] if is_of_owner(record) else ""

@@ -30,6 +30,8 @@ NO_MOVE = "hami.io/no-move"
 
 HOLD = "hami.io/hold"
 """Annotation with the uid of the Workload whose held shares the pod takes over; Kueue writes it."""
+PROVISIONING_REQUEST = "autoscaling.x-k8s.io/consume-provisioning-request"
+"""Annotation with the name of the ProvisioningRequest whose held shares the pod takes over."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"

@@ -64,9 +64,9 @@ from hami_common.events.allocation import (
     CarriedShare,
     ReportedState,
     StateRecord,
-    is_of_workload,
+    is_of_owner,
     joined_state,
-    workload_of,
+    owner_of,
 )
 from hami_common.model.placement import (
     NOTHING,
@@ -149,7 +149,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Reason and duration for which a share is reserved before its pod is bound."""
 
     held_for: str
-    """``preemption``, ``gang <namespace>/<name>`` or ``workload <namespace>/<name>``."""
+    """``preemption``, ``gang <namespace>/<name>`` or a ``purpose_of`` an object."""
     lease_s: float
     awaits: tuple[str, ...] = ()
     """UIDs of pods on the node whose end frees this share."""
@@ -602,7 +602,7 @@ class Ledger:
         now_s: float,
         fenced: str = "",
     ) -> Append | Reuse | NodeRefusal:
-        """Plan the shares that are held for the pod's Workload under ``held_uid``.
+        """Plan the shares that are held for the pod under ``held_uid`` (``is_of_owner``).
 
         Until the hold is released its devices are booked twice, so that no other pod gets them. If
         the hold does not suit, this is ``plan_bind``.
@@ -610,7 +610,7 @@ class Ledger:
         hold = self.holding(node, held_uid)
         if (
             hold is None
-            or not is_of_workload(hold.record)
+            or not is_of_owner(hold.record)
             or hold.record.namespace != request.namespace
             or self.holding(node, request.uid) is not None
             or not satisfies(self.table, request, node, hold.record.containers)
@@ -662,12 +662,16 @@ class Ledger:
             fenced=True,
         )
 
-    def holdings_of_workload(self, workload_uid: str) -> list[Holding]:
-        """Return the shares held for the pods of a Workload that are not bound yet, by uid."""
+    def holdings_of_owner(self, owner: str) -> list[Holding]:
+        """Return the shares held for the pods of an object that are not bound yet, by uid.
+
+        ``owner``: the uid of the object, or ``held_for`` of the shares.
+        """
         found = [
             holding
             for holding in self.reserved()
-            if is_of_workload(holding.record) and workload_of(holding.record) == workload_uid
+            if is_of_owner(holding.record)
+            and owner in (owner_of(holding.record), holding.record.held_for)
         ]
         return sorted(found, key=lambda holding: (holding.record.pod_uid, holding.revision))
 
@@ -784,9 +788,9 @@ class Ledger:
 
         Takes no more capacity, so the append is conditional on its key only. A bind begins with it:
         ``held_for`` ends, so that no replica releases the share as one without a Binding. No
-        Binding is posted under a Workload's hold, which keeps its own lease.
+        Binding is posted under a hold of an object, which keeps its own lease.
         """
-        if is_of_workload(holding.record):
+        if is_of_owner(holding.record):
             record = replace(holding.record, time_s=now_s, writer=self._writer)
             return self._append(record, fenced=False, sequence=holding.revision)
         return self._append(

@@ -17,7 +17,7 @@ from msgspec import Struct
 from hami_common.apipath import api_path, is_subdomain
 from hami_common.bounds import RUNTIME_MOST_S, UID_MOST
 from hami_common.errors import RequestInvalid, WireInvalid
-from hami_common.events.allocation import Account
+from hami_common.events.allocation import Account, purpose_of
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
@@ -89,7 +89,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     account: Account | None = None
     """The identity under which quotas count the pod, see ``account_of``."""
     hold: str = ""
-    """Uid of the Workload whose held shares the pod takes over; only in its own namespace."""
+    """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
@@ -119,6 +119,21 @@ def group_of(pod: PodView) -> str:
             group = f"{pod.metadata.namespace or 'default'}/{name}"
             return group if is_subdomain(name) else ""
     return ""
+
+
+def hold_of(pod: PodView) -> str:
+    """Return the name of the held shares that the pod takes over, see ``holdings_of_owner``.
+
+    It is the uid of a Workload or ``held_for`` of a ProvisioningRequest, which pods name without
+    its uid; empty when the pod names neither.
+    """
+    annotations = pod.annotations()
+    if uid := annotations.get(keys.HOLD):
+        return uid[:UID_MOST]
+    name = annotations.get(keys.PROVISIONING_REQUEST, "")
+    if not is_subdomain(name):
+        return ""
+    return purpose_of("provisioningrequest", pod.metadata.namespace or "default", name)
 
 
 def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | None:
@@ -264,7 +279,7 @@ class PodReader:
             grace_s=_grace_s(pod),
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
-            hold=pod.annotations().get(keys.HOLD, "")[:UID_MOST],
+            hold=hold_of(pod),
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
         )
 

@@ -1,44 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads of Kueue: reads them, computes their demand for devices, and judges it.
+"""Workloads of Kueue: reads them and the pods that they start.
 
 Outside documents: Kueue's API ``kueue.x-k8s.io`` v1beta1 and v1beta2 (v0.15), of which only fields
-with the same meaning in both are read. A Workload has pod sets: ``count`` equal pods each. Its
-demand is that of pods that HAMi's webhook has completed, because the request parser applies the
-same defaults to a template. Seconds throughout.
+with the same meaning in both are read. Seconds throughout.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from hami_common.bounds import OBJECT_LIST_MOST, Count, Name, ObjectText, Word
-from hami_common.errors import RequestInvalid
-from hami_common.events.allocation import Account, hold_uid
-from hami_common.events.inventory import NodeDevices
-from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
-from hami_common.pods.podview import MetadataView, PodStatusView, PodView
-from hami_core.ledger.podfacts import PodReader
-from hami_core.planning.eligible import exclusion
-from hami_core.planning.gangs import SIZE_MOST, Assignment, Member, place_together
-from hami_core.table.table import DeviceTable
+from hami_common.pods.podview import MetadataView
+from hami_core.planning import demands
+from hami_core.planning.conditions import Condition
 
 CONTROLLER: Final = "hami.io/placement"
 """``spec.controllerName`` of the AdmissionChecks that are ours."""
-CheckState = Literal["Pending", "Ready", "Retry", "Rejected"]
-_BEST_EFFORT: Final = PodStatusView(qos_class="BestEffort")
 Document = dict[str, Any]
-
-
-class Condition(Struct, frozen=True, kw_only=True):
-    """One condition."""
-
-    type: Word
-    status: Word = ""
-    message: ObjectText = ""
 
 
 class Check(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -130,74 +111,19 @@ class Flavor(Struct, frozen=True, kw_only=True):
     spec: FlavorSpec = FlavorSpec()
 
 
-class Demand(Struct, frozen=True, kw_only=True):
-    """Pods of one pod set that request devices."""
-
-    pod_set: Name
-    index: int
-    count: int
-    request: PodRequest
-    account: Account | None
-    pod: Document
-    """The template with what Kueue adds for the flavor; for the rules of nodes."""
-
-    def members(self, workload_uid: str, nodes: frozenset[str]) -> Iterable[Member]:
-        """Yield the pods to be placed on ``nodes``, under the uids of their holds."""
-        for number in range(self.count):
-            uid = hold_uid(workload_uid, self.index, number)
-            yield Member(request=replace(self.request, uid=uid), nodes=nodes)
-
-
-class Verdict(Struct, frozen=True, kw_only=True):
-    """Answer to the AdmissionCheck of one Workload."""
-
-    state: CheckState
-    message: str
-
-
-def demands_of(
-    workload: Workload, *, reader: PodReader, flavors: Mapping[str, Flavor]
-) -> list[Demand]:
-    """Return the pod sets that request devices.
-
-    ``RequestInvalid`` names the pod set and the field.
-    """
+def pod_sets_of(workload: Workload, flavors: Mapping[str, Flavor]) -> list[demands.PodSet]:
+    """Return the pods that a Workload starts with the quota that Kueue reserved for it."""
     admission = workload.status.admission or Admission()
     assigned = {one.name: one for one in admission.pod_set_assignments}
-    found: list[Demand] = []
-    for index, pod_set in enumerate(workload.spec.pod_sets):
+    found: list[demands.PodSet] = []
+    for pod_set in workload.spec.pod_sets:
         mine = assigned.get(pod_set.name, Assigned())
-        pod = _with_flavors(msgspec.json.decode(pod_set.template), mine, flavors)
-        view = msgspec.convert(pod, PodView)
-        try:
-            request = reader.template_request(view)
-        except RequestInvalid as error:
-            raise RequestInvalid(
-                field=f"pod set {pod_set.name}: {error.field}",
-                problem=error.problem,
-                fix=error.fix,
-            ) from error
-        count = pod_set.count if mine.count is None else mine.count
-        if request is None or not count:
-            continue
-        metadata = workload.metadata
-        request = replace(request, namespace=metadata.namespace, name=metadata.name)
         found.append(
-            Demand(
-                pod_set=pod_set.name,
-                index=index,
-                count=count,
-                request=request,
-                account=reader.account_of(_with_class(view)),
-                pod=pod,
+            demands.PodSet(
+                name=pod_set.name,
+                count=pod_set.count if mine.count is None else mine.count,
+                pod=_with_flavors(msgspec.json.decode(pod_set.template), mine, flavors),
             )
-        )
-    total = sum(demand.count for demand in found)
-    if total > SIZE_MOST:
-        raise RequestInvalid(
-            field="spec.podSets",
-            problem=f"{total} pods request devices",
-            fix=f"write Workloads of at most {SIZE_MOST} such pods",
         )
     return found
 
@@ -217,128 +143,10 @@ def _with_flavors(
     return {"metadata": template.get("metadata") or {}, "spec": spec}
 
 
-def _with_class(view: PodView) -> PodView:
-    """Return the template with the class that Kubernetes gives pods without CPU and memory."""
-    named = {
-        name
-        for _, container in view.containers_in_order()
-        for name in (*container.limits(), *container.requests())
-    }
-    return view if named & {"cpu", "memory"} else replace(view, status=_BEST_EFFORT)
-
-
-def nodes_for(demand: Demand, table: DeviceTable, nodes: Mapping[str, Document]) -> frozenset[str]:
-    """Return the nodes with devices on which kube-scheduler may place the pods.
-
-    ``nodes``: documents by name. CPU, memory and other pods are not considered.
-    """
-    return frozenset(
-        name for name, node in nodes.items() if name in table and not exclusion(demand.pod, node)
-    )
-
-
-def place(
-    table: DeviceTable,
-    workload_uid: str,
-    demands: Sequence[Demand],
-    nodes: Mapping[str, frozenset[str]],
-) -> Generator[None, None, Assignment | None]:
-    """Return the node and devices of each pod by the uid of its hold; see ``place_together``.
-
-    ``nodes``: candidates by pod set.
-    """
-    members = [
-        member
-        for demand in demands
-        for member in demand.members(workload_uid, nodes[demand.pod_set])
-    ]
-    return place_together(table, members)
-
-
-def empty_table(devices: Iterable[NodeDevices]) -> DeviceTable:
-    """Return a table of all these devices, healthy, in service and unused."""
-    table = DeviceTable()
-    for some in devices:
-        usable = tuple(replace(one, healthy=True, cordoned=False) for one in some.devices)
-        table.upsert_node(replace(some, devices=usable))
-    return table
-
-
-def never_fits(
-    table: DeviceTable, workload_uid: str, demands: Sequence[Demand]
-) -> Generator[None, None, str]:
-    """Return the pod set that ``table``, of empty devices, cannot hold; empty: none.
-
-    Each pod set is tried alone, with all nodes: for equal pods the search is exact. Without any
-    device nothing is certain.
-    """
-    everywhere = frozenset(table.nodes())
-    for demand in demands:
-        members = list(demand.members(workload_uid, everywhere))
-        found = yield from place_together(table, members)
-        if found is None and everywhere:
-            return demand.pod_set
-    return ""
-
-
-def count_now(
-    table: DeviceTable, workload_uid: str, demand: Demand, nodes: frozenset[str]
-) -> Generator[None, None, int]:
-    """Return how many of the pods of one pod set fit at the same time, by bisection."""
-    members = list(demand.members(workload_uid, nodes))
-    fits, too_many = 0, len(members) + 1
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        found = yield from place_together(table, members[:middle])
-        fits, too_many = (fits, middle) if found is None else (middle, too_many)
-    return fits
-
-
-def held(demands: Sequence[Demand]) -> Verdict:
-    """Return the answer for a Workload whose shares are all held."""
-    total = sum(demand.count for demand in demands)
-    if not total:
-        return Verdict(state="Ready", message="no pod set requests devices of HAMi")
-    return Verdict(state="Ready", message=f"devices of {total} {_pods(total)} are held")
-
-
-def refused(
-    demands: Sequence[Demand], reasons: Mapping[str, str], fitting: Mapping[str, int]
-) -> Verdict:
-    """Return the answer for a Workload that has no placement now.
-
-    ``reasons``: by pod set of which not even one pod fits. ``fitting``: pods of each pod set that
-    would fit without the others.
-    """
-    total = sum(demand.count for demand in demands)
-    texts = [f"pod set {name}: {text}" for name, text in reasons.items()]
-    texts += [
-        f"pod set {demand.pod_set}: {fitting[demand.pod_set]} of {demand.count} would fit now"
-        for demand in demands
-        if demand.pod_set not in reasons
-    ]
-    why = "; ".join(texts)
-    return Verdict(state="Retry", message=f"no room for {total} {_pods(total)} at once: {why}")
-
-
-def impossible(demands: Sequence[Demand], pod_set: str, nodes: int) -> Verdict:
-    """Return the answer for a Workload that would not fit if all devices were unused."""
-    count = next(demand.count for demand in demands if demand.pod_set == pod_set)
-    return Verdict(
-        state="Rejected",
-        message=f"pod set {pod_set}: {count} {_pods(count)} would not fit on the devices of all"
-        f" {nodes} nodes if nothing else used them; request less or add devices",
-    )
-
-
-def _pods(count: int) -> str:
-    return "pod" if count == 1 else "pods"
-
-
-def pod_set_updates(demands: Sequence[Demand], workload_uid: str) -> list[Document]:
+def pod_set_updates(wanted: Sequence[demands.Demand], workload_uid: str) -> list[Document]:
     """Return what Kueue adds to the pods, so that they find the shares held for them."""
     annotations = {keys.HOLD: workload_uid}
-    return [{"name": demand.pod_set, "annotations": annotations} for demand in demands]
+    return [{"name": demand.pod_set, "annotations": annotations} for demand in wanted]
 
 
 class Readiness:

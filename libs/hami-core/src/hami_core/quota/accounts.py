@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.allocation import Account, AllocationRecord, is_of_workload
+from hami_common.events.allocation import Account, AllocationRecord, is_of_owner
 from hami_core.placement.reasons import NodeRefusal, RefusalCode
 from hami_core.quota import documents as quota_memory
 from hami_core.quota.documents import QuotaMemory
@@ -195,7 +195,7 @@ class QuotaLedger:
         self._put(namespace, key, entry)
 
     def _taken_over(self, record: AllocationRecord) -> dict[_Key, _Entry]:
-        """Return the Workload's hold whose shares the record takes over; it is released next.
+        """Return the hold of an object whose shares the record takes over; it is released next.
 
         Counted twice, a Workload at its limit could never start.
         """
@@ -204,7 +204,7 @@ class QuotaLedger:
         return {
             key: entry
             for key, entry in found.items()
-            if entry is not None and is_of_workload(entry.record)
+            if entry is not None and is_of_owner(entry.record)
         }
 
     def synced(self) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
-from hami_common.events.allocation import AllocationRecord, is_of_workload
+from hami_common.events.allocation import AllocationRecord, is_of_owner
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.signing import Signer
@@ -337,14 +337,14 @@ class Binder:
 
     def _is_hold(self, node: str, uid: str) -> bool:
         holding = self._state.ledger.holding(node, uid)
-        return holding is not None and is_of_workload(holding.record)
+        return holding is not None and is_of_owner(holding.record)
 
     async def _release_taken(self, pod_uid: str, node: str) -> None:
         """Release the hold whose shares the pod's reservation took over."""
         for _ in range(self._settings.fence_tries):
             own = self._state.ledger.holding(node, pod_uid)
             awaited = [] if own is None else self._state.ledger.awaited(own)
-            taken = [one for one in awaited if is_of_workload(one.record)]
+            taken = [one for one in awaited if is_of_owner(one.record)]
             if not taken:
                 return
             for one in taken:

@@ -32,7 +32,7 @@ from hami_common.runtime.telemetry import (
     current_traceparent,
     log_context,
 )
-from hami_core.ledger.podfacts import PodReader, group_of, has_preferences
+from hami_core.ledger.podfacts import PodReader, group_of, has_preferences, hold_of
 from hami_core.ledger.stimuli import FilterAsked, PrioritizeAsked, ShortlistAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.gangs import gang_of
@@ -158,7 +158,7 @@ class Extender:
         if request is None:
             return wire.encode_filter(candidates, names)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        answer = self._holds.room(request, pod.annotations().get(keys.HOLD, ""), names)
+        answer = self._holds.room(request, hold_of(pod), names)
         if answer is not None:
             return self._answered(pod, candidates, answer, begin)
         if gang is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns the shares that are held for a Workload to its pods.
+"""Assigns the shares that are held for a Workload or a ProvisioningRequest to its pods.
 
 Filter claims one held share for a pod and returns only its node; bind takes the share over. Claims
 live in memory and only keep two pods from the same share: after a restart pods claim again, and a
-bind without a claim takes any share of its Workload on the node. A pod whose candidates hold no
+bind without a claim takes any share of its object on the node. A pod whose candidates hold no
 share for it is placed like any other.
 """
 
@@ -25,7 +25,7 @@ _Key = tuple[str, str]
 
 
 class Holds:
-    """Claims of pods on shares that are held for their Workloads."""
+    """Claims of pods on shares that are held for them."""
 
     def __init__(self, state: State) -> None:
         """Read the ledger of ``state``."""
@@ -33,14 +33,17 @@ class Holds:
         self._claims: OrderedDict[str, _Key] = OrderedDict()
         """Claimed share by uid of the pod."""
 
-    def room(self, request: PodRequest, workload_uid: str, names: NodeNames) -> Answer | None:
-        """Return the node with the share held for the pod; ``None`` when there is none."""
-        if not workload_uid:
+    def room(self, request: PodRequest, owner: str, names: NodeNames) -> Answer | None:
+        """Return the node with the share held for the pod; ``None`` when there is none.
+
+        ``owner``: see ``hold_of``.
+        """
+        if not owner:
             return None
         candidates = set(names.strings())
         found = [
             holding
-            for holding in self._suiting(request, workload_uid)
+            for holding in self._suiting(request, owner)
             if holding.record.node in candidates
         ]
         if not found:
@@ -87,10 +90,10 @@ class Holds:
         pod = self._state.pods.get(pod_uid)
         return pod is not None and pod.is_waiting()
 
-    def _suiting(self, request: PodRequest, workload_uid: str) -> list[Holding]:
+    def _suiting(self, request: PodRequest, owner: str) -> list[Holding]:
         return [
             holding
-            for holding in self._state.ledger.holdings_of_workload(workload_uid)
+            for holding in self._state.ledger.holdings_of_owner(owner)
             if holding.record.namespace == request.namespace
             and satisfies(
                 self._state.table, request, holding.record.node, holding.record.containers

@@ -33,6 +33,7 @@ RECORD, STATE, DEVICES, HEARTBEAT, FAULT = "record", "state", "devices", "heartb
 NODE, QUOTA, TAKE_OVER, METRICS, STIMULUS = "node", "quota", "takeover", "metrics", "stimulus"
 TICK, WAKE, TOMBSTONE, BUDGET = "tick", "wake", "tombstone", "budget"
 WORKLOAD: Final = "workload"
+PROVISIONING: Final = "provisioning"
 FENCE: Final = "fence"
 KINDS: Final = (
     BUDGET,
@@ -50,6 +51,7 @@ KINDS: Final = (
     NODE,
     POD,
     PREEMPTION,
+    PROVISIONING,
     QUOTA,
     RECORD,
     RESTORE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reserves the shares of several pods, all or none, for gangs and for Workloads."""
+"""Reserves the shares of several pods, all or none, for gangs and for pods to come."""
 
 import logging
 from collections.abc import Awaitable, Callable, Generator

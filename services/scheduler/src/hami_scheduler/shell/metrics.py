@@ -134,6 +134,12 @@ class Metrics:
             ["state"],
             registry=registry,
         )
+        self.provisioning = Counter(
+            "hami_scheduler_provisioning_requests",
+            "Answers to ProvisioningRequests, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
         self.over_booked = Counter(
             "hami_scheduler_over_bookings",
             "Bookings beyond a device's capacity, because a pod that runs wins.",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from hami_common.errors import Conflict, Unavailable
-from hami_common.events.allocation import is_of_workload
+from hami_common.events.allocation import is_of_owner
 from hami_core.ledger import binding, repair
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
@@ -160,7 +160,7 @@ class Settling:
         record = holding.record
         if record.pod_uid in self._in_flight:
             return "in-flight"
-        if is_of_workload(record):  # no Binding is ever posted under it
+        if is_of_owner(record):  # no Binding is ever posted under it
             await self._ledger.release(holding, "lease-expired")
             return "hold-expired"
         if record.origin:  # no Binding is posted for it: it exists, or it does not
@@ -201,7 +201,7 @@ class Settling:
     async def doubt(self, holding: Holding) -> str:
         """Check whether the pod of a record is really gone; returns the result."""
         record = holding.record
-        if is_of_workload(record):  # held for pods that need not exist yet, and ended by its lease
+        if is_of_owner(record):  # held for pods that need not exist yet, and ended by its lease
             return "held"
         pod = await self._pods.get(record.namespace, record.pod)
         if pod is None or pod.uid != record.pod_uid:
