@@ -152,7 +152,15 @@ def test_no_account_has_the_rights_of_kube_scheduler_and_of_the_extender(
         for subject in one["subjects"]:
             roles_by_account.setdefault(subject["name"], set()).add(one["roleRef"]["name"])
     own = roles_by_account["hami-scheduler"]
-    assert "hami-scheduler" in own <= {"hami-scheduler", "hami-scheduler-kueue"}
+    assert (
+        "hami-scheduler"
+        in own
+        <= {
+            "hami-scheduler",
+            "hami-scheduler-kueue",
+            "hami-scheduler-provisioning",
+        }
+    )
     assert "system:kube-scheduler" in roles_by_account["hami-kube-scheduler"]
     ours = [
         one

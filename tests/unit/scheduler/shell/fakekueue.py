@@ -1,24 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API server with Kueue's kinds, in memory, and Kueue's part in the life of a Workload.
 
-Server-side apply as far as the scheduler uses it: forced, on lists whose entries have a name or a
-type, with the object's version as a precondition. Kueue's transitions are those that v0.15 writes
-(pkg/workload: quota reserved, evicted, admitted); its queues and quotas are not here.
-``tests/e2e/test_kueue.py`` runs Kueue itself.
+Kueue's transitions are those that v0.15 writes (pkg/workload: quota reserved, evicted, admitted);
+its queues and quotas are not here. ``tests/e2e/test_kueue.py`` runs Kueue itself.
 """
 
-import copy
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
-import anyio.lowlevel
-
-from hami_common.errors import Conflict, NotFound
-from hami_common.ports import WatchEvent
-from tests.unit.scheduler.shell.fakekube import FakeKube
+from tests.unit.scheduler.shell.fakegroup import FakeGroup
 
 Obj = dict[str, Any]
 API = "/apis/kueue.x-k8s.io/v1beta2"
@@ -27,83 +16,11 @@ CHECK = "placement"
 TIME = "2026-01-01T00:00:00Z"
 
 
-class FakeKueue(FakeKube):
+class FakeKueue(FakeGroup):
     """Pods, nodes, leases and Kueue's objects by path."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.is_installed = True
-        self.unlisted: dict[str, anyio.Event] = {}
-        """Kinds whose list is answered only once the event is set."""
-        self.applied: list[tuple[str, Obj]] = []
-        """Path and document of each server-side apply."""
-
-    # --- hami_common.ports.KubeApi ---------------------------------------------------------------
-
-    async def get(self, path: str) -> bytes:
-        if path.startswith("/apis/kueue.x-k8s.io/") and path.count("/") == 3:
-            await anyio.lowlevel.checkpoint()
-            if not self.is_installed or path != API:
-                raise NotFound(what=path)
-            return json.dumps({"resources": [{"name": kind} for kind in KINDS]}).encode()
-        return await super().get(path)
-
-    async def create(self, path: str, body: bytes) -> bytes:
-        if path.endswith("/leases"):
-            await anyio.lowlevel.checkpoint()
-            document = json.loads(body)
-            whole = f"{path}/{document['metadata']['name']}"
-            if whole in self.objects:
-                raise Conflict(what=whole, detail="exists")
-            return json.dumps(self.put(whole, document)).encode()
-        return await super().create(path, body)
-
-    async def replace(self, path: str, body: bytes) -> bytes:
-        if "/leases/" in path:
-            await anyio.lowlevel.checkpoint()
-            document = json.loads(body)
-            version = self._known(path)["metadata"]["resourceVersion"]
-            if document["metadata"].get("resourceVersion") != version:
-                raise Conflict(what=path, detail="modified")
-            return json.dumps(self.put(path, document)).encode()
-        return await super().replace(path, body)
-
-    async def patch(
-        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
-    ) -> bytes:
-        if content_type != "application/apply-patch+yaml":
-            return await super().patch(path, body, content_type=content_type)
-        await anyio.lowlevel.checkpoint()
-        target, _, query = path.partition("/status?")
-        assert query == "fieldManager=hami-placement&force=true"
-        document = json.loads(body)
-        known = self._known(target)
-        version = document["metadata"].get("resourceVersion")
-        if version and version != known["metadata"]["resourceVersion"]:
-            raise Conflict(what=target, detail="the object has been modified")
-        self.applied.append((target, document))
-        changed = copy.deepcopy(known)
-        for field, entries in document["status"].items():
-            key = "type" if field == "conditions" else "name"
-            mine = {entry[key]: entry for entry in entries}
-            old = changed.setdefault("status", {}).get(field) or []
-            kept = [one for one in old if one[key] not in mine]
-            changed["status"][field] = [*kept, *mine.values()]
-        self.put(target, changed)
-        return json.dumps(changed).encode()
-
-    @asynccontextmanager
-    async def list_watch(
-        self, path: str, *, label_selector: str = "", field_selector: str = ""
-    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        if (kind := path.rsplit("/", 1)[1]) in self.unlisted:
-            await self.unlisted[kind].wait()
-        async with super().list_watch(
-            path, label_selector=label_selector, field_selector=field_selector
-        ) as events:
-            yield events
-
-    # --- Kueue -----------------------------------------------------------------------------------
+        super().__init__(API, KINDS)
 
     def add_check(self, name: str = CHECK, *, controller: str = "hami.io/placement") -> None:
         spec = {"controllerName": controller}

@@ -26,7 +26,7 @@ INSTANCE: Final = "processorInstance"
 """Parameter that names the processor of a request of that class."""
 NO_RETRY: Final = "noRetry"
 """Parameter, ``true``: a request without capacity fails at once."""
-Outcome = Literal["provisioned", "waiting", "failed", "expired"]
+Outcome = Literal["provisioned", "waiting", "undecided", "failed", "expired"]
 _OURS: Final = ("Accepted", "Provisioned", "Failed", "BookingExpired")
 _ACCEPTED: Final = Condition(
     type="Accepted",
@@ -166,8 +166,9 @@ def judged(request: ProvisioningRequest, verdict: Verdict) -> Answer:
     if verdict.state == "Retry" and not request.is_retried():
         refused = _true("Failed", "CapacityIsNotFound", verdict.message)
         return Answer(outcome="failed", conditions=(_ACCEPTED, refused))
-    reason = "CapacityIsNotFound" if verdict.state == "Retry" else "NotDecided"
-    return waiting(reason, verdict.message)
+    if verdict.state == "Retry":
+        return waiting("CapacityIsNotFound", verdict.message)
+    return replace(waiting("NotDecided", verdict.message), outcome="undecided")
 
 
 def waiting(reason: str, message: str) -> Answer:

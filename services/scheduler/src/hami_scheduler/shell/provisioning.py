@@ -186,6 +186,8 @@ class Provisioning:
             return
         self._tried_s[uid] = now_s
         answer = await self._answer(request)
+        if answer.outcome == "undecided":
+            self._tried_s.pop(uid, None)
         expire_s = self._options.expire_s
         if answer.outcome == "waiting" and self._clock.now_s() >= request.expires_s(expire_s):
             last = answer.conditions[-1].message
@@ -249,7 +251,7 @@ class Provisioning:
     async def _regain(self, request: ProvisioningRequest) -> None:
         """Hold devices again that were lost to their leases, or end the booking."""
         answer = await self._answer(request)
-        if answer.outcome == "failed" or answer.conditions[-1].reason == "CapacityIsNotFound":
+        if answer.outcome in ("waiting", "failed"):
             text = f"the held devices were lost: {answer.conditions[-1].message}"
             await self._write(request, provisioning.expired("CapacityLost", text))
 
