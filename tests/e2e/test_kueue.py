@@ -24,6 +24,8 @@ from tests.support.kueue import (
     NAMESPACE,
     OTHER_CHECK,
     QUEUE,
+    REQUESTS_CHECK,
+    REQUESTS_QUEUE,
     WAITING_QUEUE,
     Kueue,
     check_of,
@@ -32,6 +34,7 @@ from tests.support.kueue import (
     kueue_or_skip,
 )
 from tests.support.kustomize import overlay
+from tests.support.provisioning import Requests, reason_of
 
 pytestmark = [
     pytest.mark.anyio,
@@ -40,7 +43,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-COMPONENT = OVERLAYS.parent / "components" / "kueue"
+COMPONENTS = [OVERLAYS.parent / "components" / name for name in ("kueue", "provisioning-requests")]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kueue"
 LIMIT_S = 120.0
 LEASE_S = 6
@@ -180,17 +183,23 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         "kueue.discovery_s": "1",
         "kueue.leader_lease_s": "15",
         "kueue.unready_s": "4",
+        "provisioning_requests.lease_s": str(LEASE_S),
+        "provisioning_requests.discovery_s": "1",
         "fence_delay_s": "0.5",
     }
     scheduler = {**SPEC.settings["scheduler"], **shortened}
     spec = msgspec.structs.replace(SPEC, settings={**SPEC.settings, "scheduler": scheduler})
-    mine = overlay(folder / "mine", OVERLAYS / "dev", [COMPONENT])
+    mine = overlay(folder / "mine", OVERLAYS / "dev", COMPONENTS)
     async with run_installed(folder / "site", spec, overlay=mine) as up:
         kueue = Kueue(up, program)
+        # Kueue looks for the kind at its start alone.
+        await Requests(up).install()
         await kueue.install()
         site = Site(up, kueue)
         await kueue.make_checks()
+        await kueue.make_requests_check()
         await kueue.make_queue(QUEUE, QUOTA)
+        await kueue.make_queue(REQUESTS_QUEUE, QUOTA, checks=(REQUESTS_CHECK,))
         await kueue.make_queue(WAITING_QUEUE, QUOTA, checks=(CHECK, OTHER_CHECK))
         yield site
         await kueue.stop()
@@ -237,6 +246,44 @@ async def test_fragmented_devices_keep_a_workload_waiting_and_room_admits_it(sit
     # Between Ready and this test's reading, pods may have taken over the first of the holds.
     assert not held - bound
     await site.until_held(ready, 0)
+    assert await site.problems() == []
+
+
+async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site) -> None:
+    """A request without a placement fails, and Kueue tries again; then pods take its devices."""
+    await site.block("blocker", 20_000)
+    await site.kueue.submit("four", TWO_SHARES, pods=4, queue=REQUESTS_QUEUE)
+
+    def is_refused(workload: Obj | None) -> bool:
+        message = check_of(workload, REQUESTS_CHECK).get("message", "")
+        return "no room for 4 pods at once" in message and "2 of 4 would fit now" in message
+
+    await site.until("the Workload shows why it waits", is_refused, "four")
+    assert await site.pods_of("four") == []
+    await site.installed.client.delete("pods", "blocker", NAMESPACE)
+    requests, provisioned = Requests(site.installed), ""
+
+    async def is_provisioned() -> bool:
+        nonlocal provisioned
+        found = [one for one in await requests.all() if reason_of(one, "Provisioned")]
+        provisioned = found[0]["metadata"]["name"] if found else ""
+        return bool(found)
+
+    await site.installed.until("a request is provisioned", is_provisioned, limit_s=LIMIT_S)
+    records = (await ledger_of(site.installed)).values()
+    held = Counter(devices_of(one) for one in records if is_of_owner(one))
+    await site.until("it is admitted", lambda one: has(one, "Admitted"), "four")
+    await site.until_running("four", 4)
+    pods = await site.pods_of("four")
+    consume = "autoscaling.x-k8s.io/consume-provisioning-request"
+    assert {pod["metadata"]["annotations"][consume] for pod in pods} == {provisioned}
+    uids = {pod["metadata"]["uid"] for pod in pods}
+    records = (await ledger_of(site.installed)).values()
+    bound = Counter(devices_of(one) for one in records if one.pod_uid in uids)
+    assert sum(bound.values()) == 4
+    # Between Provisioned and this test's reading, pods may have taken over the first of the holds.
+    assert not held - bound
+    assert not any(is_of_owner(one) for one in records)
     assert await site.problems() == []
 
 

@@ -25,6 +25,7 @@ from tests.cluster import build
 from tests.cluster.needs import is_required
 from tests.support.installed import SLEEPER, Installed
 from tests.support.kubeclient import StatusError
+from tests.support.provisioning import CLASS
 
 Obj = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
@@ -33,6 +34,10 @@ CHECK = "hami"
 OTHER_CHECK = "other"
 """A check of another controller: a Workload in a queue with it is not admitted."""
 QUEUE = "main"
+REQUESTS_CHECK = "requests"
+"""Kueue's own check, which creates ProvisioningRequests of our class."""
+REQUESTS_QUEUE = "requests"
+"""A queue with that check alone."""
 WAITING_QUEUE = "waiting"
 """A queue with both checks."""
 NAMESPACE = "default"
@@ -167,6 +172,28 @@ class Kueue:
             headers={"Content-Type": "application/merge-patch+json"},
         )
 
+    async def make_requests_check(self) -> None:
+        """Create Kueue's own check for ProvisioningRequests, as docs/kueue.md shows it."""
+        configuration = {
+            "provisioningClassName": CLASS,
+            "managedResources": ["nvidia.com/gpu"],
+            "parameters": {"noRetry": "true"},
+            "retryStrategy": {
+                "backoffLimitCount": 50,
+                "backoffBaseSeconds": 1,
+                "backoffMaxSeconds": 2,
+            },
+        }
+        await self.create(
+            "ProvisioningRequestConfig", "provisioningrequestconfigs", "hami", configuration
+        )
+        parameters = {"apiGroup": GROUP, "kind": "ProvisioningRequestConfig", "name": "hami"}
+        controller = {
+            "controllerName": "kueue.x-k8s.io/provisioning-request",
+            "parameters": parameters,
+        }
+        await self.create("AdmissionCheck", "admissionchecks", REQUESTS_CHECK, controller)
+
     async def make_queue(
         self, name: str, amounts: Obj, *, checks: Sequence[str] = (CHECK,)
     ) -> None:
@@ -260,7 +287,7 @@ def has(workload: Obj | None, condition: str) -> bool:
     return any(one["type"] == condition and one["status"] == "True" for one in found)
 
 
-def check_of(workload: Obj | None) -> Obj:
-    """State of our AdmissionCheck; empty without one."""
+def check_of(workload: Obj | None, name: str = CHECK) -> Obj:
+    """State of an AdmissionCheck, by default ours; empty without one."""
     found = ((workload or {}).get("status") or {}).get("admissionChecks") or ()
-    return next((one for one in found if one["name"] == CHECK), {})
+    return next((one for one in found if one["name"] == name), {})

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to Workloads of Kueue against every placement of their pods, on small clusters."""
+"""Answers to Workloads and ProvisioningRequests against every placement of their pods."""
 
 from itertools import product
+from typing import get_args
 
 import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hami_common.events.allocation import hold_uid, is_of_owner, owner_of, purpose_of
+from hami_common.events.allocation import OwnerKind, hold_uid, is_of_owner, owner_of, purpose_of
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import Placement
 from hami_common.model.request import DeviceRequest
@@ -134,22 +135,29 @@ def test_ready_holds_every_pod_within_capacity_and_one_pod_set_whenever_possible
 
 
 @settings(max_examples=60, deadline=None)
-@given(cluster=clusters(), asked=ASKS, number=st.integers(0, 1))
+@given(
+    cluster=clusters(),
+    asked=ASKS,
+    number=st.integers(0, 1),
+    kind=st.sampled_from(get_args(OwnerKind)),
+)
 def test_hold_that_is_taken_over_leaves_the_very_shares_to_its_pod(
-    cluster: Cluster, asked: DeviceRequest, number: int
+    cluster: Cluster, asked: DeviceRequest, number: int, kind: OwnerKind
 ) -> None:
     """Between the two records no other pod gets the capacity."""
     ledger = Ledger(cluster.table, writer="me")
     node = cluster.table.nodes()[0]
     held_uid = hold_uid(UID, 0, number)
     request = pod(asked, uid=held_uid)
-    hold = Hold(held_for=purpose_of("workload", "default", "w"), lease_s=60.0)
+    hold = Hold(held_for=purpose_of(kind, "default", "w"), lease_s=60.0)
     plan = ledger.plan_hold(request, node, allocation_id="h", now_s=0.0, hold=hold)
     assume(isinstance(plan, Append))
     assert isinstance(plan, Append)
     ledger.handle(Accepted(append=plan, seq=1, now_s=0.0))
     (found,) = ledger.holdings_of_owner(UID)
-    assert is_of_owner(found.record)
+    assert ledger.holdings_of_owner(hold.held_for) == [found]
+    assert is_of_owner(found.record, kind)
+    assert not any(is_of_owner(found.record, other) for other in {*get_args(OwnerKind)} - {kind})
     assert owner_of(found.record) == UID
     free = list(cluster.table.usages())
     mine = msgspec.structs.replace(request, uid="pod")
