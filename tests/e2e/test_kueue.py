@@ -24,6 +24,8 @@ from tests.support.kueue import (
     NAMESPACE,
     OTHER_CHECK,
     QUEUE,
+    RACK_LABEL,
+    RACKS_QUEUE,
     REQUESTS_CHECK,
     REQUESTS_QUEUE,
     WAITING_QUEUE,
@@ -43,7 +45,10 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-COMPONENTS = [OVERLAYS.parent / "components" / name for name in ("kueue", "provisioning-requests")]
+COMPONENTS = [
+    OVERLAYS.parent / "components" / name
+    for name in ("kueue", "provisioning-requests", "advertise-amounts")
+]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kueue"
 LIMIT_S = 120.0
 LEASE_S = 6
@@ -200,6 +205,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         await kueue.make_requests_check()
         await kueue.make_queue(QUEUE, QUOTA)
         await kueue.make_queue(REQUESTS_QUEUE, QUOTA, checks=(REQUESTS_CHECK,))
+        await kueue.make_racks()
+        await kueue.make_queue(RACKS_QUEUE, QUOTA, flavor="racks")
         await kueue.make_queue(WAITING_QUEUE, QUOTA, checks=(CHECK, OTHER_CHECK))
         yield site
         await kueue.stop()
@@ -252,14 +259,14 @@ async def test_fragmented_devices_keep_a_workload_waiting_and_room_admits_it(sit
 async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site) -> None:
     """A request without a placement fails, and Kueue tries again; then pods take its devices."""
     await site.block("blocker", 20_000)
-    await site.kueue.submit("four", TWO_SHARES, pods=4, queue=REQUESTS_QUEUE)
+    await site.kueue.submit("by-requests", TWO_SHARES, pods=4, queue=REQUESTS_QUEUE)
 
     def is_refused(workload: Obj | None) -> bool:
         message = check_of(workload, REQUESTS_CHECK).get("message", "")
         return "no room for 4 pods at once" in message and "2 of 4 would fit now" in message
 
-    await site.until("the Workload shows why it waits", is_refused, "four")
-    assert await site.pods_of("four") == []
+    await site.until("the Workload shows why it waits", is_refused, "by-requests")
+    assert await site.pods_of("by-requests") == []
     await site.installed.client.delete("pods", "blocker", NAMESPACE)
     requests, provisioned = Requests(site.installed), ""
 
@@ -272,9 +279,9 @@ async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site
     await site.installed.until("a request is provisioned", is_provisioned, limit_s=LIMIT_S)
     records = (await ledger_of(site.installed)).values()
     held = Counter(devices_of(one) for one in records if is_of_owner(one))
-    await site.until("it is admitted", lambda one: has(one, "Admitted"), "four")
-    await site.until_running("four", 4)
-    pods = await site.pods_of("four")
+    await site.until("it is admitted", lambda one: has(one, "Admitted"), "by-requests")
+    await site.until_running("by-requests", 4)
+    pods = await site.pods_of("by-requests")
     consume = "autoscaling.x-k8s.io/consume-provisioning-request"
     assert {pod["metadata"]["annotations"][consume] for pod in pods} == {provisioned}
     uids = {pod["metadata"]["uid"] for pod in pods}
@@ -284,6 +291,33 @@ async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site
     # Between Provisioned and this test's reading, pods may have taken over the first of the holds.
     assert not held - bound
     assert not any(is_of_owner(one) for one in records)
+    assert await site.problems() == []
+
+
+async def test_gang_runs_on_the_one_rack_that_kueue_chose_and_on_its_held_devices(
+    site: Site,
+) -> None:
+    """By the sums that nodes advertise, only the second rack has memory for all four pods."""
+    await site.block("blocker", 20_000)
+    one = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "12000"}
+    assert 2 * CARD_MIB - 20_000 < 4 * 12_000 <= 2 * CARD_MIB
+    required = {"kueue.x-k8s.io/podset-required-topology": RACK_LABEL}
+    await site.kueue.submit("gang", one, pods=4, queue=RACKS_QUEUE, annotations=required)
+    ready = await site.until_ready("gang")
+    held = Counter(devices_of(record) for record in await site.held(ready))
+    second = SPEC.nodes[1].name
+    assert {node for node, *_ in held} <= {second}
+    await site.until_running("gang", 4)
+    pods = await site.pods_of("gang")
+    assert {pod["spec"]["nodeName"] for pod in pods} == {second}
+    assert {pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods} == {second}
+    uids = {pod["metadata"]["uid"] for pod in pods}
+    records = (await ledger_of(site.installed)).values()
+    bound = Counter(devices_of(record) for record in records if record.pod_uid in uids)
+    assert sum(bound.values()) == 4
+    # Between Ready and this test's reading, pods may have taken over the first of the holds.
+    assert not held - bound
+    await site.until_held(ready, 0)
     assert await site.problems() == []
 
 
@@ -431,7 +465,7 @@ async def test_counts_of_kueue_and_of_the_ledger(site: Site) -> None:
     """Equal, or different in the documented way (docs/kueue.md)."""
     for name, form in FORMS.items():
         init = [container(f"i{number}", one) for number, one in enumerate(form.init)]
-        more = {"initContainers": init} if init else {}
+        more: Obj = {"initContainers": init} if init else {}
         await site.kueue.submit(name, *form.containers, pods=form.pods, queue=WAITING_QUEUE, **more)
         workload = await site.until_ready(name)
         (assigned,) = workload["status"]["admission"]["podSetAssignments"]

@@ -38,6 +38,9 @@ REQUESTS_CHECK = "requests"
 """Kueue's own check, which creates ProvisioningRequests of our class."""
 REQUESTS_QUEUE = "requests"
 """A queue with that check alone."""
+RACKS_QUEUE = "racks"
+"""A queue with our check, whose pods Kueue assigns to racks and nodes."""
+RACK_LABEL, POOL_LABEL = "example.com/rack", "example.com/pool"
 WAITING_QUEUE = "waiting"
 """A queue with both checks."""
 NAMESPACE = "default"
@@ -194,12 +197,27 @@ class Kueue:
         }
         await self.create("AdmissionCheck", "admissionchecks", REQUESTS_CHECK, controller)
 
+    async def make_racks(self) -> None:
+        """Give each node a rack of its own, and create the flavor ``racks`` with this topology."""
+        for number, node in enumerate(self.site.spec.nodes):
+            labels = {RACK_LABEL: f"r{number}", POOL_LABEL: "racks"}
+            await self.site.client.call(
+                "PATCH",
+                f"/api/v1/nodes/{node.name}",
+                body={"metadata": {"labels": labels}},
+                headers={"Content-Type": "application/merge-patch+json"},
+            )
+        levels = [{"nodeLabel": label} for label in (RACK_LABEL, "kubernetes.io/hostname")]
+        await self.create("Topology", "topologies", "racks", {"levels": levels})
+        flavor = {"nodeLabels": {POOL_LABEL: "racks"}, "topologyName": "racks"}
+        await self.create("ResourceFlavor", "resourceflavors", "racks", flavor)
+
     async def make_queue(
-        self, name: str, amounts: Obj, *, checks: Sequence[str] = (CHECK,)
+        self, name: str, amounts: Obj, *, checks: Sequence[str] = (CHECK,), flavor: str = "any"
     ) -> None:
         """Create a queue with a quota of ``amounts``."""
         resources = [{"name": name, "nominalQuota": value} for name, value in amounts.items()]
-        flavors = [{"name": "any", "resources": resources}]
+        flavors = [{"name": flavor, "resources": resources}]
         queue: Obj = {
             "namespaceSelector": {},
             "queueingStrategy": "BestEffortFIFO",
@@ -232,7 +250,13 @@ class Kueue:
         return None
 
     async def submit(
-        self, name: str, *limits: Obj, pods: int = 1, queue: str = QUEUE, **spec: Any
+        self,
+        name: str,
+        *limits: Obj,
+        pods: int = 1,
+        queue: str = QUEUE,
+        annotations: Obj | None = None,
+        **spec: Any,
     ) -> Obj:
         """Create a suspended Job whose pods stay; ``limits``: of each container."""
         job = {
@@ -244,6 +268,7 @@ class Kueue:
                 "parallelism": pods,
                 "completions": pods,
                 "template": {
+                    "metadata": {"annotations": annotations or {}},
                     "spec": {
                         "restartPolicy": "Never",
                         "terminationGracePeriodSeconds": 1,
@@ -251,7 +276,7 @@ class Kueue:
                             container(f"c{number}", one) for number, one in enumerate(limits)
                         ],
                         **spec,
-                    }
+                    },
                 },
             },
         }

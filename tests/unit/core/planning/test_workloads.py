@@ -91,6 +91,51 @@ def test_partial_admission_counts_the_admitted_pods() -> None:
     assert found.count == 2
 
 
+V1BETA1 = {
+    "levels": ["rack", "host"],
+    "domains": [
+        {"values": ["r1", "node-a.x"], "count": 2},
+        {"values": ["r1", "node-b.x"], "count": 1},
+        {"values": ["r2", "c"], "count": 3},
+    ],
+}
+V1BETA2 = {
+    "levels": ["rack", "host"],
+    "slices": [
+        {
+            "domainCount": 2,
+            "valuesPerLevel": [
+                {"universal": "r1"},
+                {"individual": {"prefix": "node-", "suffix": ".x", "roots": ["a", "b"]}},
+            ],
+            "podCounts": {"individual": [2, 1]},
+        },
+        {
+            "domainCount": 1,
+            "valuesPerLevel": [{"universal": "r2"}, {"individual": {"roots": ["c"]}}],
+            "podCounts": {"universal": 3},
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("assignment", [V1BETA1, V1BETA2])
+def test_pods_of_each_domain_are_a_set_of_their_own(assignment: Obj) -> None:
+    assigned = {"name": "main", "count": 6, "topologyAssignment": assignment}
+    found = demands(
+        pod_set(6, SHARE, nodeSelector={"pool": "x"}), admission={"podSetAssignments": [assigned]}
+    )
+    assert [(one.label, one.count, one.pod["spec"]["nodeSelector"]) for one in found] == [
+        ("main in r1/node-a.x", 2, {"pool": "x", "rack": "r1", "host": "node-a.x"}),
+        ("main in r1/node-b.x", 1, {"pool": "x", "rack": "r1", "host": "node-b.x"}),
+        ("main in r2/c", 3, {"pool": "x", "rack": "r2", "host": "c"}),
+    ]
+    uids = [m.request.uid for one in found for m in one.members("u", frozenset())]
+    assert len(set(uids)) == 6
+    assert pod_set_updates(found, "u") == [{"name": "main", "annotations": {"hami.io/hold": "u"}}]
+    assert held(found).message == "devices of 6 pods are held"
+
+
 def test_account_is_that_of_the_pods() -> None:
     made = pod_set(1, SHARE, priorityClassName="high")
     made["template"]["metadata"]["labels"] = {"hami.io/queue": "team"}

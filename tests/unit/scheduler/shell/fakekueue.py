@@ -33,11 +33,23 @@ class FakeKueue(FakeGroup):
         self.put(path, {"metadata": metadata, "spec": {"podSets": list(pod_sets)}, "status": {}})
         return path
 
-    def reserve(self, path: str, *, flavor: str = "any") -> None:
-        """Kueue reserves quota, and asks the check."""
+    def reserve(self, path: str, *, flavor: str = "any", hosts: Obj | None = None) -> None:
+        """Kueue reserves quota, on a number of pods by host if given, and asks the check."""
         names = [one["name"] for one in self.objects[path]["spec"]["podSets"]]
         flavors = {"nvidia.com/gpu": flavor}
-        assigned = [{"name": name, "flavors": flavors} for name in names]
+        topology = {
+            "levels": ["kubernetes.io/hostname"],
+            "slices": [
+                {
+                    "domainCount": 1,
+                    "valuesPerLevel": [{"universal": host}],
+                    "podCounts": {"universal": count},
+                }
+                for host, count in (hosts or {}).items()
+            ],
+        }
+        more = {} if hosts is None else {"topologyAssignment": topology}
+        assigned = [{"name": name, "flavors": flavors, **more} for name in names]
         check = {"name": CHECK, "state": "Pending", "message": "", "lastTransitionTime": TIME}
         self._conditions(path, QuotaReserved="True", Evicted="False")
         self.change(

@@ -393,6 +393,31 @@ async def test_nodes_obey_the_flavor_and_the_template(site: Site) -> None:
         assert "pod set main: no node with devices is eligible" in check["message"]
 
 
+async def test_devices_are_held_on_the_hosts_that_kueue_chose(site: Site) -> None:
+    for node in NODES:
+        site.kube.change(
+            f"/api/v1/nodes/{node}", metadata={"labels": {"kubernetes.io/hostname": node}}
+        )
+    async with site.world.scheduler(kueue=KUEUE) as s:
+        path = await site.submit("a", pod_set(3, 4000), hosts={"n2": 2, "n1": 1})
+        check = site.kube.check(path)
+        assert check["podSetUpdates"] == [{"name": "main", "annotations": {"hami.io/hold": "wl-a"}}]
+        assert sorted(one.node for one in site.held().values()) == ["n1", "n2", "n2"]
+        site.kube.admit(path)
+        pods = [site.world.add_pod(member(number, "a", mem_mib=4000)) for number in range(3)]
+        await quiet()
+        for pod, host in zip(pods, ["n2", "n1", "n2"], strict=True):  # by its node selector
+            assert (await s.filter(pod, [host]))["NodeNames"] == [host]
+            assert await s.bind(pod, host) == ""
+        assert site.held() == {}
+        other = await site.submit("b", pod_set(3), hosts={"n2": 3})
+        text = "no room for 3 pods at once: pod set main in n2: "
+        assert site.kube.check(other)["message"].startswith(text)
+        site.kube.remove("/api/v1/nodes/n2")
+        last = await site.submit("c", pod_set(1, 1000), hosts={"n2": 1})
+        assert "no node with devices is eligible" in site.kube.check(last)["message"]
+
+
 async def test_workload_waits_for_the_heartbeats_of_agents(site: Site) -> None:
     async with site.world.scheduler(kueue=KUEUE, wait=False):
         path = await site.submit("a", pod_set(4))

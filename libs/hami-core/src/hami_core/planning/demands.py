@@ -35,6 +35,8 @@ class PodSet(Struct, frozen=True, kw_only=True):
     """Equal pods that may come."""
 
     name: str
+    domain: str = ""
+    """Values of the labels of the nodes that its queue chose for these pods; empty: any nodes."""
     count: int
     pod: Document
     """The template with all that decides about nodes."""
@@ -44,12 +46,18 @@ class Demand(Struct, frozen=True, kw_only=True):
     """Pods of one pod set that request devices."""
 
     pod_set: str
+    domain: str = ""
     index: int
     count: int
     request: PodRequest
     account: Account | None
     pod: Document
     """The template, for the rules of nodes."""
+
+    @property
+    def label(self) -> str:
+        """Return the name of the pod set and its domain; unique within an object."""
+        return f"{self.pod_set} in {self.domain}" if self.domain else self.pod_set
 
     def members(self, owner_uid: str, nodes: frozenset[str]) -> Iterable[Member]:
         """Yield the pods to be placed on ``nodes``, under the uids of their holds."""
@@ -89,6 +97,7 @@ def demands_of(
         found.append(
             Demand(
                 pod_set=pod_set.name,
+                domain=pod_set.domain,
                 index=index,
                 count=pod_set.count,
                 request=request,
@@ -134,10 +143,10 @@ def place(
 ) -> Generator[None, None, Assignment | None]:
     """Return the node and devices of each pod by the uid of its hold; see ``place_together``.
 
-    ``nodes``: candidates by pod set.
+    ``nodes``: candidates by ``Demand.label``.
     """
     members = [
-        member for demand in demands for member in demand.members(owner_uid, nodes[demand.pod_set])
+        member for demand in demands for member in demand.members(owner_uid, nodes[demand.label])
     ]
     return place_together(table, members)
 
@@ -164,7 +173,7 @@ def never_fits(
         members = list(demand.members(owner_uid, everywhere))
         found = yield from place_together(table, members)
         if found is None and everywhere:
-            return demand.pod_set
+            return demand.label
     return ""
 
 
@@ -194,15 +203,15 @@ def refused(
 ) -> Verdict:
     """Return the answer for pods that have no placement now.
 
-    ``reasons``: by pod set of which not even one pod fits. ``fitting``: pods of each pod set that
-    would fit without the others.
+    ``reasons``: by ``label`` of pod sets of which not even one pod fits. ``fitting``: pods of the
+    others that would fit alone.
     """
     total = sum(demand.count for demand in demands)
     texts = [f"pod set {name}: {text}" for name, text in reasons.items()]
     texts += [
-        f"pod set {demand.pod_set}: {fitting[demand.pod_set]} of {demand.count} would fit now"
+        f"pod set {demand.label}: {fitting[demand.label]} of {demand.count} would fit now"
         for demand in demands
-        if demand.pod_set not in reasons
+        if demand.label not in reasons
     ]
     why = "; ".join(texts)
     return Verdict(state="Retry", message=f"no room for {total} {_pods(total)} at once: {why}")
@@ -210,7 +219,7 @@ def refused(
 
 def impossible(demands: Sequence[Demand], pod_set: str, nodes: int) -> Verdict:
     """Return the answer for pods that would not fit if all devices were unused."""
-    count = next(demand.count for demand in demands if demand.pod_set == pod_set)
+    count = next(demand.count for demand in demands if demand.label == pod_set)
     return Verdict(
         state="Rejected",
         message=f"pod set {pod_set}: {count} {_pods(count)} would not fit on the devices of all"

@@ -5,7 +5,7 @@ Outside documents: Kueue's API ``kueue.x-k8s.io`` v1beta1 and v1beta2 (v0.15), o
 with the same meaning in both are read. Seconds throughout.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -38,7 +38,72 @@ class PodSet(Struct, frozen=True, kw_only=True):
     template: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class Assigned(Struct, frozen=True, kw_only=True):
+class Individual(Struct, frozen=True, kw_only=True):
+    """Values of domains: each root between ``prefix`` and ``suffix``."""
+
+    prefix: Word = ""
+    suffix: Word = ""
+    roots: list[Word] = []
+
+
+class Values(Struct, frozen=True, kw_only=True):
+    """Values of one level: one for all domains, or one each."""
+
+    universal: Word | None = None
+    individual: Individual | None = None
+
+    def of(self, number: int) -> str:
+        """Return the value of a domain by its number; ``IndexError`` if there is none."""
+        if self.individual is None:
+            return self.universal or ""
+        return f"{self.individual.prefix}{self.individual.roots[number]}{self.individual.suffix}"
+
+
+class Counts(Struct, frozen=True, kw_only=True):
+    """Pods of domains: equally many, or a number each."""
+
+    universal: Count | None = None
+    individual: list[Count] = []
+
+    def of(self, number: int) -> int:
+        """Return the pods of a domain by its number; ``IndexError`` if there is none."""
+        return self.individual[number] if self.universal is None else self.universal
+
+
+class Slice(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Several domains, as v1beta2 writes them."""
+
+    domain_count: Count = 0
+    pod_counts: Counts = Counts()
+    values_per_level: list[Values] = []
+
+
+class Domain(Struct, frozen=True, kw_only=True):
+    """One domain, as v1beta1 writes it."""
+
+    values: list[Word] = []
+    count: Count = 0
+
+
+class TopologyAssignment(Struct, frozen=True, kw_only=True):
+    """Domains of nodes in which Kueue places the pods of a pod set."""
+
+    levels: list[Word] = []
+    """Labels of nodes."""
+    slices: list[Slice] | None = None
+    domains: list[Domain] | None = None
+
+    def by_domain(self) -> Iterator[tuple[dict[str, str], int]]:
+        """Yield the labels of the nodes of each domain, and the number of its pods."""
+        for one in self.domains or ():
+            yield dict(zip(self.levels, one.values, strict=True)), one.count
+        for part in self.slices or ():
+            for number in range(part.domain_count):
+                values = (level.of(number) for level in part.values_per_level)
+                yield dict(zip(self.levels, values, strict=True)), part.pod_counts.of(number)
+
+
+class Assigned(Struct, frozen=True, kw_only=True, rename="camel"):
     """Quota that Kueue reserved for a pod set."""
 
     name: Name = "main"
@@ -46,6 +111,7 @@ class Assigned(Struct, frozen=True, kw_only=True):
     """Name of the ResourceFlavor by resource."""
     count: Count | None = None
     """Pods, fewer than the pod set's in a partial admission."""
+    topology_assignment: TopologyAssignment | None = None
 
 
 class Admission(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -112,19 +178,31 @@ class Flavor(Struct, frozen=True, kw_only=True):
 
 
 def pod_sets_of(workload: Workload, flavors: Mapping[str, Flavor]) -> list[demands.PodSet]:
-    """Return the pods that a Workload starts with the quota that Kueue reserved for it."""
+    """Return the pods that a Workload starts with the quota that Kueue reserved for it.
+
+    With topology-aware scheduling, the pods of each domain are a set of their own.
+    """
     admission = workload.status.admission or Admission()
     assigned = {one.name: one for one in admission.pod_set_assignments}
     found: list[demands.PodSet] = []
     for pod_set in workload.spec.pod_sets:
         mine = assigned.get(pod_set.name, Assigned())
-        found.append(
-            demands.PodSet(
-                name=pod_set.name,
-                count=pod_set.count if mine.count is None else mine.count,
-                pod=_with_flavors(msgspec.json.decode(pod_set.template), mine, flavors),
+        pod = _with_flavors(msgspec.json.decode(pod_set.template), mine, flavors)
+        if mine.topology_assignment is None:
+            count = pod_set.count if mine.count is None else mine.count
+            found.append(demands.PodSet(name=pod_set.name, count=count, pod=pod))
+            continue
+        for labels, count in mine.topology_assignment.by_domain():
+            spec = pod["spec"]
+            selector = spec["nodeSelector"] | labels
+            found.append(
+                demands.PodSet(
+                    name=pod_set.name,
+                    domain="/".join(labels.values()),
+                    count=count,
+                    pod=pod | {"spec": spec | {"nodeSelector": selector}},
+                )
             )
-        )
     return found
 
 
@@ -146,7 +224,8 @@ def _with_flavors(
 def pod_set_updates(wanted: Sequence[demands.Demand], workload_uid: str) -> list[Document]:
     """Return what Kueue adds to the pods, so that they find the shares held for them."""
     annotations = {keys.HOLD: workload_uid}
-    return [{"name": demand.pod_set, "annotations": annotations} for demand in wanted]
+    names = dict.fromkeys(demand.pod_set for demand in wanted)  # one entry for all domains
+    return [{"name": name, "annotations": annotations} for name in names]
 
 
 class Readiness:

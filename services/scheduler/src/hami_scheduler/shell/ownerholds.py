@@ -33,6 +33,7 @@ from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.joint import reserve_all, stepwise
 from hami_scheduler.shell.state import State
 
+HOST_LABEL: Final = "kubernetes.io/hostname"
 _RENEWED_PER_LEASE: Final = 3
 
 
@@ -73,6 +74,8 @@ class OwnerHolds:
     def forget(self) -> None:
         """Forget all nodes and times, because everything is listed again."""
         self._nodes: dict[str, demands.Document] = {}
+        self._by_host: dict[str, dict[str, demands.Document]] = {}
+        """Nodes by their host name and name: with domains, each node is asked for alone."""
         self._renewed_s: dict[tuple[str, str], float] = {}
         self._impossible_s: dict[str, float] = {}
         self._complete_s: float | None = None
@@ -82,12 +85,16 @@ class OwnerHolds:
         """Read an event of a Node."""
         node = decode(event.raw, _Node, what="Node")
         name = node.metadata.name
-        self._nodes.pop(name, None)
+        labels = node.metadata.labels or {}
+        known = self._nodes.pop(name, None)
+        if known is not None:
+            self._by_host[known["metadata"]["labels"].get(HOST_LABEL, "")].pop(name, None)
         if event.type != "DELETED":
             self._nodes[name] = {
-                "metadata": {"name": name, "labels": node.metadata.labels or {}},
+                "metadata": {"name": name, "labels": labels},
                 "spec": {key: node.spec.get(key) for key in ("taints", "unschedulable")},
             }
+            self._by_host.setdefault(labels.get(HOST_LABEL, ""), {})[name] = self._nodes[name]
 
     def note_readiness(self) -> None:
         """Note if the ledger is complete; to be called in each round."""
@@ -152,11 +159,11 @@ class OwnerHolds:
         """Return the refusal of an object that fits at another time."""
         reasons = self._reasons(wanted)
         fitting = {
-            demand.pod_set: await stepwise(
+            demand.label: await stepwise(
                 demands.count_now(self._state.table, uid, demand, self._candidates(demand))
             )
             for demand in wanted
-            if demand.pod_set not in reasons
+            if demand.label not in reasons
         }
         return demands.refused(wanted, reasons, fitting)
 
@@ -175,7 +182,10 @@ class OwnerHolds:
         return self._empty[1]
 
     def _candidates(self, demand: Demand) -> frozenset[str]:
-        return demands.nodes_for(demand, self._state.table, self._nodes)
+        selector = (demand.pod.get("spec") or {}).get("nodeSelector") or {}
+        host = selector.get(HOST_LABEL)
+        nodes = self._nodes if host is None else self._by_host.get(host, {})
+        return demands.nodes_for(demand, self._state.table, nodes)
 
     def _reasons(self, wanted: Sequence[Demand]) -> dict[str, str]:
         """Return why not even one pod of a pod set fits, by pod set."""
@@ -184,12 +194,12 @@ class OwnerHolds:
             candidates = self._candidates(demand)
             names = NodeNames.of(sorted(candidates))
             if not candidates:
-                found[demand.pod_set] = "no node with devices is eligible"
+                found[demand.label] = "no node with devices is eligible"
                 continue
             filtered = self._state.core.answer(FilterAsked(request=demand.request), names)
             if not len(filtered.left):
                 classes = sorted(filtered.classes(), key=lambda one: -one.count)
-                found[demand.pod_set] = ", ".join(
+                found[demand.label] = ", ".join(
                     f"{one.text} ({one.count} nodes)" for one in classes[:3]
                 )
         return found
@@ -210,7 +220,7 @@ class OwnerHolds:
         if held == by_uid.keys():
             return True
         await self.release(uid, f"{self._kind}-incomplete")
-        nodes = {demand.pod_set: self._candidates(demand) for demand in wanted}
+        nodes = {demand.label: self._candidates(demand) for demand in wanted}
         assignment = await stepwise(demands.place(self._state.table, uid, wanted, nodes))
         if assignment is None:
             return False

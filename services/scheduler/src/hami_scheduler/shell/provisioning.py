@@ -133,12 +133,13 @@ class Provisioning:
             self._holds.take_node(event)
 
     async def round(self, *, is_synced: bool) -> None:
-        """Reconcile all requests, the oldest first."""
+        """Reconcile requests that are not over and owners of holds, the oldest first."""
         self._holds.note_readiness()
         if not is_synced:
             return
-        gone = self._holds.owners() - self._requests.keys() if self._state.is_complete else set()
-        for uid in sorted(gone | self._requests.keys(), key=self._order):
+        held = self._holds.owners() if self._state.is_complete else set()
+        active = {uid for uid, request in self._requests.items() if not request.is_over()}
+        for uid in sorted(held | active, key=self._order):
             request = self._requests.get(uid)
             metadata = MetadataView() if request is None else request.metadata
             if self._state.quarantine.is_due(PROVISIONING, uid):
