@@ -137,10 +137,11 @@ class Site:
             headers={"Content-Type": "application/merge-patch+json"},
         )
 
-    async def block(self, name: str, memory_mib: int) -> None:
-        """Run a pod that takes memory of one card on the first node."""
+    async def block(self, name: str, memory_mib: int, *, cpu: str = "0") -> None:
+        """Run a pod that takes memory of one card, and CPU, on the first node."""
         node = SPEC.nodes[0].name
         pod = small_pod(name, memory_mib=memory_mib)
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
         pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
         await self.installed.client.create("pods", pod, NAMESPACE)
 
@@ -206,7 +207,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         await kueue.make_queue(QUEUE, QUOTA)
         await kueue.make_queue(REQUESTS_QUEUE, QUOTA, checks=(REQUESTS_CHECK,))
         await kueue.make_racks()
-        await kueue.make_queue(RACKS_QUEUE, QUOTA, flavor="racks")
+        await kueue.make_queue(
+            RACKS_QUEUE, {**QUOTA, "cpu": "100"}, checks=(CHECK, OTHER_CHECK), flavor="racks"
+        )
         await kueue.make_queue(WAITING_QUEUE, QUOTA, checks=(CHECK, OTHER_CHECK))
         yield site
         await kueue.stop()
@@ -297,27 +300,27 @@ async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site
 async def test_gang_runs_on_the_one_rack_that_kueue_chose_and_on_its_held_devices(
     site: Site,
 ) -> None:
-    """By the sums that nodes advertise, only the second rack has memory for all four pods."""
-    await site.block("blocker", 20_000)
-    one = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "12000"}
-    assert 2 * CARD_MIB - 20_000 < 4 * 12_000 <= 2 * CARD_MIB
+    """The first rack has no CPU left, which Kueue counts and a search for devices does not.
+
+    That search alone would choose it, because its devices are in use.
+    """
+    await site.block("blocker", 8_000, cpu="99")
+    one = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "12000", "cpu": "2"}
     required = {"kueue.x-k8s.io/podset-required-topology": RACK_LABEL}
-    await site.kueue.submit("gang", one, pods=4, queue=RACKS_QUEUE, annotations=required)
+    await site.kueue.submit("gang", one, pods=2, queue=RACKS_QUEUE, annotations=required)
     ready = await site.until_ready("gang")
     held = Counter(devices_of(record) for record in await site.held(ready))
     second = SPEC.nodes[1].name
-    assert {node for node, *_ in held} <= {second}
-    await site.until_running("gang", 4)
+    assert [node for node, *_ in held.elements()] == [second] * 2
+    await site.kueue.pass_other_check(ready)
+    await site.until_running("gang", 2)
     pods = await site.pods_of("gang")
     assert {pod["spec"]["nodeName"] for pod in pods} == {second}
     assert {pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods} == {second}
     uids = {pod["metadata"]["uid"] for pod in pods}
     records = (await ledger_of(site.installed)).values()
-    bound = Counter(devices_of(record) for record in records if record.pod_uid in uids)
-    assert sum(bound.values()) == 4
-    # Between Ready and this test's reading, pods may have taken over the first of the holds.
-    assert not held - bound
-    await site.until_held(ready, 0)
+    assert Counter(devices_of(record) for record in records if record.pod_uid in uids) == held
+    assert await site.held(ready) == []
     assert await site.problems() == []
 
 

@@ -39,7 +39,7 @@ REQUESTS_CHECK = "requests"
 REQUESTS_QUEUE = "requests"
 """A queue with that check alone."""
 RACKS_QUEUE = "racks"
-"""A queue with our check, whose pods Kueue assigns to racks and nodes."""
+"""A queue with both checks, whose pods Kueue assigns to racks and nodes."""
 RACK_LABEL, POOL_LABEL = "example.com/rack", "example.com/pool"
 WAITING_QUEUE = "waiting"
 """A queue with both checks."""
@@ -283,6 +283,24 @@ class Kueue:
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
         made: Obj = await self.site.client.call("POST", path, body=job)
         return made
+
+    async def pass_other_check(self, workload: Obj) -> None:
+        """Answer the check of the other controller, so that the Workload is admitted."""
+        metadata = workload["metadata"]
+        entry = {"name": OTHER_CHECK, "state": "Ready", "message": ""}
+        entry["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+        path = f"{_BASE}/namespaces/{metadata['namespace']}/workloads/{metadata['name']}/status"
+        await self.site.client.call(
+            "PATCH",
+            f"{path}?fieldManager=other&force=true",
+            body={
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": "Workload",
+                "metadata": {"name": metadata["name"]},
+                "status": {"admissionChecks": [entry]},
+            },
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
 
     async def deactivate(self, workload: Obj) -> None:
         """Evict a Workload for good, as ``kueuectl stop workload`` does."""

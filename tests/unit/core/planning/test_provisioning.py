@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ProvisioningRequests: whose they are, their pods, and the conditions that an answer leaves."""
+"""ProvisioningRequests: their processor, their pods, and the conditions that an answer leaves."""
 
 import json
 from typing import Any
