@@ -16,9 +16,7 @@ EXEMPT = {
     "hami_scheduler.shell.podapi.PodApi.list_unlabelled": "pages of a list: notes paths only,"
     " each pod is read, and isolated, by _listed",
     "hami_scheduler.shell.gangs.Gangs._place": "members of one gang, which is isolated as a whole",
-    "hami_scheduler.shell.kueue.Placement._discover": "versions of one API, all of our own text",
-    "hami_scheduler.shell.kueue.Placement._keep": "holds of one Workload, which is isolated",
-    "hami_scheduler.shell.kueue.Placement._release": "holds of one Workload, which is isolated",
+    "hami_scheduler.shell.follower.Follower._discover": "versions of one API, all of our own text",
     "hami_scheduler.shell.preemption.Preemption._choose": "nodes for one pod, which is isolated",
     "hami_scheduler.shell.preemption.Preemption._evict_all": "victims of one pod: all or none",
     "hami_scheduler.shell.takeover.TakeOver._book": "retries of one append",
