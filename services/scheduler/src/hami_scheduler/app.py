@@ -80,6 +80,7 @@ from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
+from hami_scheduler.shell.volcano import VolcanoExtender
 from hami_scheduler.shell.wakeup import Waker
 from hami_scheduler.shell.whatif import WhatIf
 
@@ -334,6 +335,17 @@ class Scheduler:
             tracing=tracing,
         )
 
+        self.volcano = VolcanoExtender(
+            state=state,
+            reader=reader,
+            binder=self.binder,
+            bindings=reports,
+            quota=quota,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+        )
+
     def _queues(self, quarantine: Quarantine) -> None:
         """Create the queues of background work."""
         metrics, capacity = self.metrics, self._settings.chore_queue_size
@@ -532,12 +544,12 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
         return scheduler is not None and context.ready.is_set and scheduler.state.is_complete
 
     servers, listeners = httpd.Servers(), _listeners(context, is_ready)
-    admission = _admission(context, is_ready)
+    admission, volcano = _admission(context, is_ready), _volcano(context, is_ready)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(background())
         await serving.start(
             servers.run,
-            [*listeners, *([admission.listener] if admission else [])],
+            [*listeners, *([admission.listener] if admission else []), *volcano],
             settings.grace_s,
             name="servers",
         )
@@ -598,6 +610,8 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             if admission:
                 admission.listener.app.complete(scheduler.bind_admission.routes())
                 group.start_soon(scheduler.keep, "certificate", admission.watch)
+            for one in volcano:
+                one.app.complete(scheduler.volcano.routes())
             context.ready.set()
             await context.stopping.wait()
             await servers.close()
@@ -659,6 +673,24 @@ def _admission(
         ),
         watch=partial(certificate.watch, interval_s=settings.tls_poll_s),
     )
+
+
+def _volcano(
+    context: ServiceContext[Settings], is_ready: Callable[[], bool]
+) -> list[httpd.Listener]:
+    """Return the address at which Volcano calls, if it does."""
+    settings = context.settings
+    options = settings.volcano_extender
+    if not options.enabled:
+        return []
+    app = httpd.HttpApp(
+        {},
+        registry=context.registry,
+        ready=is_ready,
+        body_limit=settings.body_limit_bytes,
+        is_complete=False,
+    )
+    return [httpd.Listener(app=app, host=options.host, port=options.port)]
 
 
 def guarded(

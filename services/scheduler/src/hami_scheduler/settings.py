@@ -101,6 +101,27 @@ class ProvisioningSettings(HoldSettings, frozen=True, kw_only=True, forbid_unkno
     """Time after its creation at which a request without capacity fails."""
 
 
+class VolcanoExtenderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls of Volcano's plugin ``extender``, see docs/volcano-extender.md."""
+
+    enabled: bool = False
+    """Answer the plugin at a server of its own, without TLS: the plugin has none."""
+    host: str = "127.0.0.1"
+    """Address for Volcano's calls; ``0.0.0.0`` or ``::`` in a cluster. Any caller that reaches it
+    can reserve what a waiting pod requests, for ``lease_s``.
+    """
+    port: int = 9397
+    """Fixed, because Volcano's configuration names it; 0 lets the kernel choose."""
+    lease_s: float = 30.0
+    """Time for which the devices of a session stay reserved until their Binding. Longer than a
+    session with its Bindings takes.
+    """
+    wait_s: float = 4.0
+    """Longest time to reserve or release, below ``extender.httpTimeout`` in Volcano's configuration
+    (5 s), so that the text of a refusal reaches its log.
+    """
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
@@ -133,6 +154,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     bind_admission: BindAdmissionSettings = BindAdmissionSettings()
     kueue: KueueSettings = KueueSettings()
     provisioning_requests: ProvisioningSettings = ProvisioningSettings()
+    volcano_extender: VolcanoExtenderSettings = VolcanoExtenderSettings()
     metric_names: tuple[NameSet, ...] = ("hami",)
     """Sets of metric names for devices and shares, see docs/metrics.md: ``hami``, ``legacy``
     (HAMi's older ones), ``volcano``. Each set costs some ten series per device.

@@ -86,8 +86,9 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason for which a record was released or resized."""
     held_for: Reference = ""
     """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>``,
-    ``workload <namespace>/<name>`` or ``provisioningrequest <namespace>/<name>``, whose ``pod`` is
-    then that object; empty for a reservation that a bind made or took over.
+    ``volcano <namespace>/<pod>``, ``workload <namespace>/<name>`` or ``provisioningrequest
+    <namespace>/<name>``, whose ``pod`` is then that object (for the last two); empty for a
+    reservation that a bind made or took over.
     """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
     """Pods on the node, by uid, that own these shares until they have terminated."""

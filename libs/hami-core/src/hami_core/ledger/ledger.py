@@ -149,7 +149,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Reason and duration for which a share is reserved before its pod is bound."""
 
     held_for: str
-    """``preemption``, ``gang <namespace>/<name>`` or a ``purpose_of`` an object."""
+    """``preemption``, ``gang`` or ``volcano`` with ``<namespace>/<name>``, or ``purpose_of``."""
     lease_s: float
     awaits: tuple[str, ...] = ()
     """UIDs of pods on the node whose end frees this share."""

@@ -37,6 +37,7 @@ from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.repair import Restore
 from hami_core.ledger.stimuli import Append, BindPlanned, HoldPlanned, Reuse, TakePlanned
+from hami_core.placement.nodenames import NodeNames
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import mirror
@@ -241,14 +242,58 @@ class Binder:
 
         An existing reservation for this purpose is returned unchanged.
         """
-        generation, allocation_id = self._quota.ledger.generation, self._ids()
         async with self._pods.hold(pod.uid, wait_s=self._settings.bind_wait_s):
-            try:
-                attempt = await self._reserve(pod, node, allocation_id, traceparent, hold)
-                if attempt.is_first:
-                    await self._within_quota(attempt, generation)
-            finally:
-                self._quota.stop_expecting(allocation_id)
+            return await self._hold(pod, node, hold, traceparent)
+
+    async def prepare(self, args: BindArgs, hold: Hold, *, traceparent: str = "") -> Bound:
+        """Reserve devices for a bind that another scheduler has decided on and not yet begun.
+
+        ``Refused`` has the reason if not. Safe to repeat. A reservation of the pod on the node is
+        left as it is, also one that a bind took over: the next bind takes it over again. Those for
+        the same purpose on other nodes are released.
+        """
+        async with self._pods.hold(args.pod_uid, wait_s=self._settings.bind_wait_s):
+            pod = self._state.pods.get(args.pod_uid)
+            if pod is None or (pod.namespace, pod.name) != (args.pod_namespace, args.pod_name):
+                pod = await self._effects.pods.get(args.pod_namespace, args.pod_name)
+            fate = binding.fate_of(pod, uid=args.pod_uid, node=args.node)
+            if fate != "free" or pod is None:
+                raise _refusal(fate, args.pod_namespace, args.pod_name, args.pod_uid, pod)
+            if pod.problem:
+                raise Refused(outcome="invalid", text=pod.problem)
+            if pod.request is None:
+                return Bound(outcome="plain")
+            for other in self._state.ledger.holdings_of_pod(pod.uid):
+                record = other.record
+                if record.node != args.node and record.held_for == hold.held_for:
+                    await self._effects.ledger.release(other, "moved")
+            if self.holds.has_share(pod, args.node):
+                self.holds.room(pod.request, pod.hold, NodeNames.of((args.node,)))  # claims it
+                return Bound(outcome="held")
+            holding = await self._hold(pod, args.node, hold, traceparent)
+        return Bound(outcome="held", holding=holding)
+
+    async def withdraw(self, pod_uid: str, node: str, *, held_for: str) -> None:
+        """Release the reservations for this purpose whose bind has not begun; safe to repeat.
+
+        Waits for a ``prepare`` of the pod that still runs. ``node``: the node of which the records
+        are read where this replica knows none of the pod.
+        """
+        async with self._pods.hold(pod_uid, wait_s=self._settings.bind_wait_s):
+            if node and not self._state.ledger.holdings_of_pod(pod_uid):
+                await self._effects.ledger.read_node(node)  # of another replica, a moment ago
+            for holding in self._state.ledger.holdings_of_pod(pod_uid):
+                if holding.record.held_for == held_for:
+                    await self._effects.ledger.release(holding, "withdrawn")
+
+    async def _hold(self, pod: PodFacts, node: str, hold: Hold, traceparent: str) -> Holding:
+        generation, allocation_id = self._quota.ledger.generation, self._ids()
+        try:
+            attempt = await self._reserve(pod, node, allocation_id, traceparent, hold)
+            if attempt.is_first:
+                await self._within_quota(attempt, generation)
+        finally:
+            self._quota.stop_expecting(allocation_id)
         return attempt.holding
 
     async def _reserve_within_quota(

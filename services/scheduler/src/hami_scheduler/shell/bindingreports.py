@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports each attempt to bind a pod: span, metrics, log, and the recorded decision.
 
-Common to binds of our kube-scheduler and to Bindings of other schedulers. An error of one pod is
+Common to binds of our kube-scheduler, to Bindings of other schedulers, and to reservations that
+Volcano asks for before it binds; of the latter only refusals are recorded. An error of one pod is
 isolated here, so that every attempt ends in an outcome. Milliseconds only in names that end in
 ``_ms``.
 """
@@ -61,7 +62,7 @@ class BindingReports:
 
     async def run(
         self,
-        verb: Literal["bind", "admit"],
+        verb: Literal["bind", "admit", "volcano-allocate"],
         args: BindArgs,
         attempt: Attempt[Outcome],
         *,
@@ -114,8 +115,11 @@ class BindingReports:
                 record = replace(record, verdict="refused" if is_verdict else "error", error=text)
             else:
                 held = outcome.holding
-                # Most pods of another scheduler request no devices: of no interest here.
-                is_recorded = is_recorded and (verb == "bind" or held is not None)
+                # Most pods of another scheduler request no devices: of no interest here. Of a
+                # reservation before the Binding, the Binding will be recorded.
+                is_recorded = is_recorded and (
+                    verb == "bind" or (verb == "admit" and held is not None)
+                )
                 if held is not None:
                     if span.is_recording():
                         span.set_attributes(

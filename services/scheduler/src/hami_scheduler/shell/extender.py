@@ -21,17 +21,12 @@ from msgspec.structs import replace
 from opentelemetry.trace import SpanKind
 
 from hami_common.errors import HamiError, RequestInvalid, Unavailable, WireInvalid
-from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
+from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response
-from hami_common.runtime.telemetry import (
-    Tracing,
-    current_span,
-    current_traceparent,
-    log_context,
-)
+from hami_common.runtime.telemetry import Tracing, log_context
 from hami_core.ledger.podfacts import PodReader, group_of, has_preferences, hold_of
 from hami_core.ledger.stimuli import FilterAsked, PrioritizeAsked, ShortlistAsked
 from hami_core.placement.nodenames import NodeNames
@@ -48,9 +43,7 @@ from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
-
-BEST_LISTED = 16
-"""Number of nodes that a recorded prioritize names: kube-scheduler takes one of the first."""
+from hami_scheduler.shell.verdictreports import VerdictReports, best_of
 
 TRACES_MOST = 1024
 """Pods whose traceparent is kept from filter to bind."""
@@ -90,7 +83,7 @@ class Extender:
         self._decoder = wire.ArgsDecoder()
         self._binder = deciders.binder
         self._bindings = deciders.bindings
-        self._decisions = decisions
+        self._reports = VerdictReports(state=state, decisions=decisions)
         self._quota = deciders.quota
         self._gangs = deciders.gangs
         self._holds = deciders.binder.holds
@@ -98,7 +91,6 @@ class Extender:
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
-        self._writer = decisions.writer
         self._parsed: tuple[PodView, PodRequest | None] | None = None
         self._traces: dict[str, str] = {}
         """Traceparent by uid of pods that filter saw before the watch delivered them: a bind names
@@ -171,14 +163,14 @@ class Extender:
         fitting = self._core.answer(FilterAsked(request=request), names)
         if gang is None and not len(fitting.left):
             self._preemption.consider(pod, request, names)
-        filtered = self._quota.allowed(pod, request, fitting)
+        filtered = self._quota.allowed(self._quota.asker(pod), request, fitting)
         classes = filtered.classes()
         for refused in classes:
             self._metrics.refusals.labels(code=refused.code).inc(refused.count)
         named = self._best_of(pod, request, filtered.left)
-        self._decided(
+        self._reports.decided(
             replace(
-                self._record("filter", pod),
+                self._reports.record("filter", *_names(pod)),
                 verdict="feasible" if len(filtered.left) else "refused",
                 nodes_considered=len(names),
                 nodes_feasible=len(filtered.left),
@@ -217,9 +209,9 @@ class Extender:
                     nodes=tuple(sorted(names.several(others[:NODES_LISTED]))),
                 ),
             )
-        self._decided(
+        self._reports.decided(
             replace(
-                self._record("filter", pod),
+                self._reports.record("filter", *_names(pod)),
                 verdict="feasible" if len(left) else "refused",
                 nodes_considered=len(names),
                 nodes_feasible=len(left),
@@ -279,16 +271,13 @@ class Extender:
             return wire.encode_priorities(names, names.nothing())
         near = tuple(self._state.pods.nodes_of_group(group_of(pod)))
         scored = self._core.answer(PrioritizeAsked(request=request, near=near), names)
-        self._decided(
+        self._reports.decided(
             replace(
-                self._record("prioritize", pod),
+                self._reports.record("prioritize", *_names(pod)),
                 verdict="feasible",
                 nodes_considered=len(names),
                 nodes_feasible=len(names),
-                feasible=tuple(
-                    NodeScore(node=node, score=round(score, 3))
-                    for node, score in scored.best(BEST_LISTED)
-                ),
+                feasible=best_of(scored),
             ),
             begin,
         )
@@ -336,14 +325,13 @@ class Extender:
     ) -> str:
         """Quarantine a call about one pod that failed; returns the text for kube-scheduler."""
         text = self._note(verb, pod, error)
-        self._decided(replace(self._record(verb, pod), error=text), begin)
+        self._reports.decided(replace(self._reports.record(verb, *_names(pod)), error=text), begin)
         return text
 
     def _note(self, verb: str, pod: PodView, error: Exception) -> str:
         self._metrics.verb_errors.labels(verb=verb, cause="quarantined").inc()
-        metadata = pod.metadata
-        names = (metadata.namespace or "default", metadata.name)
-        return quarantined_call(self._quarantine, metadata.uid, names, error)
+        uid, *names = _names(pod)
+        return quarantined_call(self._quarantine, uid, (names[0], names[1]), error)
 
     def _handled(self, uid: str) -> None:
         if len(self._quarantine):
@@ -370,48 +358,6 @@ class Extender:
         ):
             yield
 
-    def _record(self, verb: Literal["filter", "prioritize"], pod: PodView) -> DecisionRecord:
-        return DecisionRecord(
-            verb=verb,
-            namespace=pod.metadata.namespace or "default",
-            pod=pod.metadata.name,
-            pod_uid=pod.metadata.uid,
-            time_s=self._state.clock.now_s(),
-            verdict="error",
-            snapshot_id=self._state.ledger.snapshot_id,
-            writer=self._writer,
-        )
-
-    def _decided(self, record: DecisionRecord, begin: float) -> None:
-        record = replace(record, duration_ms=_ms_since(begin))
-        span = current_span()
-        if span.is_recording():
-            span.set_attributes(
-                {
-                    "hami.verdict": record.verdict,
-                    "hami.snapshot": record.snapshot_id,
-                    "hami.nodes.considered": record.nodes_considered,
-                    "hami.nodes.feasible": record.nodes_feasible,
-                    "hami.nodes.best": [f"{one.node}={one.score:g}" for one in record.feasible],
-                    "hami.refusals": [
-                        f"{refused.code}={refused.count}: {refused.text}"
-                        for refused in record.refusals
-                    ],
-                }
-            )
-        _log.info(
-            record.verb,
-            extra={
-                "verdict": record.verdict,
-                "nodes_considered": record.nodes_considered,
-                "nodes_feasible": record.nodes_feasible,
-                "refusals": {refused.code: refused.count for refused in record.refusals},
-                "error": record.error,
-                "duration_ms": record.duration_ms,
-            },
-        )
-        self._decisions.add(record, traceparent=current_traceparent())
-
     def _failed(
         self,
         verb: Literal["filter", "prioritize"],
@@ -421,12 +367,16 @@ class Extender:
         begin: float,
     ) -> None:
         self._metrics.verb_errors.labels(verb=verb, cause=cause).inc()
-        self._decided(replace(self._record(verb, pod), error=str(error)), begin)
+        self._reports.decided(
+            replace(self._reports.record(verb, *_names(pod)), error=str(error)), begin
+        )
 
 
 def _named(pod: PodView) -> dict[str, object]:
     return {"namespace": pod.metadata.namespace, "pod": pod.metadata.name}
 
 
-def _ms_since(begin: float) -> float:
-    return round((perf_counter() - begin) * 1000, 3)
+def _names(pod: PodView) -> tuple[str, str, str]:
+    """Return uid, namespace and name."""
+    metadata = pod.metadata
+    return metadata.uid, metadata.namespace or "default", metadata.name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns the shares that are held for a Workload or a ProvisioningRequest to its pods.
+"""Finds shares that were reserved for a pod before its bind, such as those held for its Workload.
 
 Filter claims one held share for a pod and returns only its node; bind takes the share over. Claims
 live in memory and only keep two pods from the same share: after a restart pods claim again, and a
@@ -76,6 +76,23 @@ class Holds:
         others = self._claimed_by_others(pod.uid)
         free = [holding for holding in found if _key(holding) not in others]
         return next((one for one in found if _key(one) == claimed), free[0] if free else None)
+
+    def has_share(self, pod: PodFacts, node: str) -> bool:
+        """Return whether a bind of the pod to ``node`` would take over a share reserved there.
+
+        It may be the pod's own, of an earlier attempt, or one that is held for its Workload.
+        """
+        if pod.request is None:
+            return False
+        ledger = self._state.ledger
+        own = ledger.holding(node, pod.uid)
+        if own is not None and own.record.allocation_id != pod.fence:
+            return (
+                ledger.state_of(node, pod.uid) == "reserved"
+                and not ledger.awaited(own)
+                and satisfies(self._state.table, pod.request, node, own.record.containers)
+            )
+        return self.claimed(pod, node) is not None
 
     def taken(self, pod_uid: str) -> None:
         """Drop the claim of a pod that has its shares."""

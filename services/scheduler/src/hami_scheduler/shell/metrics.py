@@ -22,7 +22,7 @@ class Metrics:
         self.registry = registry
         self.verb_seconds = Histogram(
             "hami_scheduler_verb_seconds",
-            "Time to answer a call of kube-scheduler, or a review of a Binding (admit).",
+            "Time to answer a call of kube-scheduler or Volcano, or a review of a Binding (admit).",
             ["verb"],
             buckets=_LATENCY_S,
             registry=registry,
@@ -38,7 +38,7 @@ class Metrics:
                 self.verb_errors.labels(verb=verb, cause=cause)
         self.refusals = Counter(
             "hami_scheduler_node_refusals",
-            "Nodes that a filter call refused, by reason code.",
+            "Nodes that a filter or predicate call refused, by reason code.",
             ["code"],
             registry=registry,
         )

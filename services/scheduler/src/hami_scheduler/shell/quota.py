@@ -155,10 +155,13 @@ class QuotaKeeper:
 
     # --- filter and bind -------------------------------------------------------------------------
 
-    def allowed(self, pod: PodView, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
-        """Return filter's answer without the nodes that quotas refuse."""
+    def asker(self, pod: PodView) -> Asker:
+        """Return who asks for the pod's devices, as quotas see it."""
         wish = pod.labels().get(keys.QUEUE_LABEL, "")
-        asker = Asker(account=account_of(pod, self._names), wish=wish)
+        return Asker(account=account_of(pod, self._names), wish=wish)
+
+    def allowed(self, asker: Asker, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
+        """Return filter's answer without the nodes that quotas refuse."""
         if not self._core.governs(request.namespace, asker):
             return filtered
         asker = replace(asker, own=self._nodes_of(request.uid))
