@@ -65,6 +65,7 @@ LONGEST = (
     "test_faults_peers",
     "test_freeze",
     "test_volcano",
+    "test_volcano_extender",
     "test_life",
     "test_faults_services",
 )

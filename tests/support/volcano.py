@@ -109,8 +109,9 @@ async def describe_nodes(site: Installed, names: Collection[str]) -> None:
 class Volcano:
     """The scheduler of one installation."""
 
-    def __init__(self, site: Installed, programs: Path) -> None:
-        """Not running before ``start``."""
+    def __init__(self, site: Installed, programs: Path, conf: str = "") -> None:
+        """Not running before ``start``; ``conf``: its configuration, else that of the page."""
+        self._conf = conf or documented("deviceshare.VGPUEnable")
         self._site = site
         self._programs = programs
         self._directory = site.directory / "volcano"
@@ -176,7 +177,7 @@ class Volcano:
             token=token,
         )
         conf = self._directory / "volcano-scheduler.conf"
-        conf.write_text(documented("deviceshare.VGPUEnable"))
+        conf.write_text(self._conf)
         unshare = shutil.which(_UNSHARE[0])
         assert unshare is not None
         argv = [
@@ -196,13 +197,15 @@ class Volcano:
         log = site.directory / "logs" / "volcano.log"
         return Process("vc-scheduler", argv, log=log, env=env)
 
-    async def group(self, name: str, *, members: int, namespace: str = "default") -> None:
+    async def group(
+        self, name: str, *, members: int, namespace: str = "default", **spec: Any
+    ) -> None:
         """Create a PodGroup of which so many members start together."""
         document = {
             "apiVersion": f"{GROUP}/v1beta1",
             "kind": "PodGroup",
             "metadata": {"name": name},
-            "spec": {"minMember": members, "queue": "default"},
+            "spec": {"minMember": members, "queue": "default", **spec},
         }
         path = f"{API}/namespaces/{namespace}/podgroups"
         await self._site.client.call("POST", path, body=document)
