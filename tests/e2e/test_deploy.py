@@ -179,7 +179,7 @@ class TestInstallation:
         self, site: Installed, tmp_path: Path
     ) -> None:
         mirrors = ("hami-mirrors", "hami-mirrors-nodes")
-        others = ("bind-admission", "volcano")
+        others = ("bind-admission", "volcano", "volcano-extender")
         added = ("otel", "advertise-amounts", "hami-take-over", *mirrors, *others)
         copy = pinned_copy(tmp_path)
         components = [copy / "components" / name for name in added]

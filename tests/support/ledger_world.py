@@ -34,11 +34,13 @@ from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.tasks import background
 from hami_common.runtime.telemetry import Tracing
 from hami_core.ledger.binding import binding_path
+from hami_core.ledger.ledger import Hold
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Ports
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import Refused
 from hami_scheduler.shell.extender_wire import BindArgs
+from hami_scheduler.shell.volcano import purpose
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.store import Change
 from tests.support import bindings
@@ -52,6 +54,7 @@ from tests.support.ledger_troubles import (
 )
 
 LEASE_S = 30.0
+HOLD_S = 20.0
 RECONCILE_S = 60.0
 TOMBSTONE_S = 500.0
 HEARTBEAT_S = 5.0
@@ -204,6 +207,25 @@ class Replica:
 
         return await self._outcome(filter_and_bind, None)
 
+    async def prepare(self, args: BindArgs) -> str:
+        """Reserve before a Binding, as a session of Volcano does."""
+
+        async def prepare() -> str:
+            hold = Hold(held_for=purpose(args.pod_namespace, args.pod_name), lease_s=HOLD_S)
+            return (await self.scheduler.binder.prepare(args, hold)).outcome
+
+        return await self._outcome(prepare, None)
+
+    async def withdraw(self, args: BindArgs) -> str:
+        """Release what a session reserved."""
+
+        async def withdraw() -> str:
+            held_for = purpose(args.pod_namespace, args.pod_name)
+            await self.scheduler.binder.withdraw(args.pod_uid, args.node, held_for=held_for)
+            return "done"
+
+        return await self._outcome(withdraw, None)
+
     async def _outcome(
         self, call: Callable[[], Awaitable[str]], scope: anyio.CancelScope | None
     ) -> str:
@@ -216,6 +238,8 @@ class Replica:
                 outcome = await call()
             except Refused as refused:
                 outcome = refused.outcome
+            except (Conflict, Unavailable):
+                outcome = "unavailable"
             finally:
                 self._calls.remove(limit)
         return outcome

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks the scheduler: kube-scheduler's calls about hostile pods, and calls that are damaged.
+"""Attacks the scheduler: calls about hostile pods, and calls that are damaged.
 
 A whole scheduler runs over a bus and an API server in memory. Each pod lives through a creation,
-filter, prioritize, bind, an update by its tenant and preempt, so that the feeds and the background
-tasks see it too. Besides the laws of all targets, no device may be given out twice.
+filter, prioritize, bind, an update by its tenant, preempt and a call of Volcano's, so that the
+feeds and the background tasks see it too. Besides the laws of all targets, no device may be given
+out twice.
 """
 
 import json
@@ -21,11 +22,13 @@ from prometheus_client import CollectorRegistry
 from hami_common.errors import HamiError
 from hami_common.pods import annotations as keys
 from hami_common.runtime.httpd import HttpApp
+from hami_scheduler.shell.volcano import PREFIX
+from hami_scheduler.shell.volcano_wire import ALLOCATED, PENDING
 from tests.attack.fuzz import pods
 from tests.attack.fuzz.inputs import NUMBERS, STRINGS, damaged, encoded, mutated, pick
 from tests.attack.fuzz.laws import DETAIL, Case, Told, chance_of, resident_mib
 from tests.attack.fuzz.requests import ERROR, OK, post
-from tests.support import ledgercheck
+from tests.support import ledgercheck, volcano_bodies
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 
@@ -60,7 +63,9 @@ class _Scheduler:
         self._world = world
         self._running = running
         self._app = HttpApp(
-            running.scheduler.extender.routes(), registry=CollectorRegistry(), ready=lambda: True
+            {**running.scheduler.extender.routes(), **running.scheduler.volcano.routes()},
+            registry=CollectorRegistry(),
+            ready=lambda: True,
         )
         self._cases = 0
         self._paths: deque[str] = deque()
@@ -203,7 +208,7 @@ def _outcome(status: int, body: bytes) -> str:
 
 
 class Extender:
-    """Calls of kube-scheduler."""
+    """Calls of kube-scheduler and Volcano."""
 
     name = "extender"
     full = 100_000
@@ -270,8 +275,10 @@ class Extender:
                 body = encoded(_object(chance, pod, number))
                 return Case(kind=OBJECT, body=body)
             case 8:
-                call = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
-                return Case(kind="filter", body=encoded(call), before=before)
+                path, call = _volcano(chance, pod)
+                if chance.random() < 0.3:
+                    call = mutated(call, chance, times=chance.randint(1, 2))
+                return Case(kind=path, body=encoded(call), before=before)
             case _:
                 verb = pick(chance, ("filter", "prioritize", "bind", "preempt"))
                 call = {"bind": _binding(pod, "n0"), "preempt": _victims(chance, pod, group)}.get(
@@ -298,6 +305,29 @@ def _binding(pod: Document, node: str) -> Document:
         "PodUID": metadata["uid"],
         "Node": node,
     }
+
+
+def _volcano(chance: random.Random, pod: Document) -> tuple[str, Document]:
+    """Make a call of Volcano's extender plugin: path and arguments."""
+    verb = pick(chance, ("predicate", "prioritize", "jobEnqueueable", "allocate", "deallocate"))
+    status = pick(chance, (PENDING, ALLOCATED, ALLOCATED, volcano_bodies.PIPELINED, *INT32))
+    task = volcano_bodies.task(pod, node=pick(chance, NAMES), status=status)
+    call: Document = {"task": task}
+    if verb == "predicate":
+        call["node"] = volcano_bodies.node_info(pick(chance, NAMES))
+    elif verb == "prioritize":
+        call["nodes"] = [volcano_bodies.node_info(node) for node in NODES]
+    elif verb == "jobEnqueueable":
+        metadata = pod["metadata"]
+        call = {
+            "job": {
+                "Name": "j",
+                "Namespace": metadata["namespace"],
+                "MinAvailable": pick(chance, (0, 1, 2, *INT32)),
+                "Tasks": {metadata["uid"]: {**task, "Status": PENDING}},
+            }
+        }
+    return f"{PREFIX}/{verb}".removeprefix("/"), call
 
 
 def _object(chance: random.Random, pod: Document, number: int) -> Document:

@@ -2,10 +2,10 @@
 """Random operations of all actors of a cluster with two schedulers.
 
 Each operation is one action of one actor: kube-scheduler asks a replica to bind, or the API server
-to admit another scheduler's Binding, an agent reports a state, an operator resizes a share, users
-and kubelets change pods, nodes and replicas vanish and return, time passes. Many run at once. The
-operations drawn depend on the seed and on the state of the cluster. Memory in MiB, compute in
-percent of one device.
+to admit another scheduler's Binding, Volcano reserves before one, an agent reports a state, an
+operator resizes a share, users and kubelets change pods, nodes and replicas vanish and return, time
+passes. Many run at once. The operations drawn depend on the seed and on the state of the cluster.
+Memory in MiB, compute in percent of one device.
 """
 
 import random
@@ -109,6 +109,7 @@ class Chaos:
             (self.bind_by_both, 4.0),
             (self.abandon_bind, 3.0),
             (self.gang, 6.0),
+            (self.session, 6.0),
             (self.report_state, 28.0),
             (self.resize, 6.0),
             (self.end_pod, 18.0),
@@ -210,16 +211,7 @@ class Chaos:
     async def _bind(
         self, pod: Obj, replica: Replica, scope: anyio.CancelScope | None = None
     ) -> None:
-        meta = pod["metadata"]
-        if meta["uid"] not in self._tried or self._rng.random() < 0.5:
-            self._tried[meta["uid"]] = self._rng.choice(list(self.world.devices))
-        args = BindArgs(
-            pod_name=meta["name"],
-            pod_namespace=meta["namespace"],
-            pod_uid=meta["uid"],
-            node=self._tried[meta["uid"]],
-        )
-
+        args = self._attempt(pod)
         is_ours = self._rng.random() < 0.7
 
         async def ask() -> None:
@@ -234,6 +226,40 @@ class Chaos:
                 await anyio.lowlevel.checkpoint()
         else:
             await ask()
+
+    async def session(self) -> None:
+        """Reserve as a session of Volcano does; then bind, give up, both at once, or vanish."""
+        if any(
+            link.state == "hanging" for one in self.world.replicas.values() for link in one.links
+        ):
+            return  # the caller would wait until its timeout
+        args = self._attempt(self._waiting_pod())
+        self.outcomes[f"prepare {await self._replica().prepare(args)}"] += 1
+        ending = self._rng.random()
+
+        async def admit() -> None:
+            self.outcomes[f"admit {await self._replica().admit(args)}"] += 1
+
+        async def withdraw() -> None:
+            self.outcomes[f"withdraw {await self._replica().withdraw(args)}"] += 1
+
+        async with anyio.create_task_group() as group:
+            if ending < 0.6:
+                group.start_soon(admit)
+            if 0.4 < ending < 0.9:
+                group.start_soon(withdraw)
+
+    def _attempt(self, pod: Obj) -> BindArgs:
+        """Choose a node for a pod, often the one of its last attempt."""
+        meta = pod["metadata"]
+        if meta["uid"] not in self._tried or self._rng.random() < 0.5:
+            self._tried[meta["uid"]] = self._rng.choice(list(self.world.devices))
+        return BindArgs(
+            pod_name=meta["name"],
+            pod_namespace=meta["namespace"],
+            pod_uid=meta["uid"],
+            node=self._tried[meta["uid"]],
+        )
 
     def _waiting_pod(self) -> Obj:
         waiting = [

@@ -330,6 +330,7 @@ async def test_nothing_is_reserved_for_a_pod_that_the_api_server_does_not_have()
         assert "does not exist any more" in await allocate(s, other, "n1")
         assert await s.bind(bound, "n1") == ""
         assert "already assigned" in await allocate(s, bound, "n2")
+        assert await allocate(s, bound, "n1") == ""
     assert [one.node for one in world.live()] == ["n1"]
 
 

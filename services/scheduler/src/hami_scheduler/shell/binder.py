@@ -257,6 +257,8 @@ class Binder:
             if pod is None or (pod.namespace, pod.name) != (args.pod_namespace, args.pod_name):
                 pod = await self._effects.pods.get(args.pod_namespace, args.pod_name)
             fate = binding.fate_of(pod, uid=args.pod_uid, node=args.node)
+            if fate in ("same-node", "ours"):
+                return Bound(outcome="already-bound")
             if fate != "free" or pod is None:
                 raise _refusal(fate, args.pod_namespace, args.pod_name, args.pod_uid, pod)
             if pod.problem:
