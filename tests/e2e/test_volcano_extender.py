@@ -218,7 +218,7 @@ async def test_group_waits_outside_the_queue_until_devices_suffice(site: Site) -
 
 
 async def knows(site: Site, count: int) -> bool:
-    """Whether our scheduler knows so many waiting pods."""
+    """Return whether our scheduler knows so many waiting pods."""
     async with site.installed.session.get(f"{site.installed.url('scheduler')}/metrics") as told:
         found = re.search(r"^hami_scheduler_waiting_pods (\d+)", await told.text(), re.MULTILINE)
     return found is not None and int(found[1]) >= count
@@ -265,7 +265,7 @@ async def test_killed_volcano_leaves_nothing_beyond_the_lease(site: Site) -> Non
 
 
 async def test_killed_scheduler_of_ours_leaves_nothing_beyond_the_lease(site: Site) -> None:
-    names = [f"killed-{number}" for number in range(4)]
+    names = [f"retried-{number}" for number in range(4)]
     process = site.installed.processes["scheduler"]
     plane = await until_reserved(site, names)
     try:

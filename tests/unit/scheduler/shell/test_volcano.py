@@ -281,7 +281,7 @@ async def test_reservation_is_taken_over_by_the_binding() -> None:
         assert await allocate(s, pod, "n1") == ""
         (held,) = world.live()
         assert (held.held_for, held.lease_s) == (purpose("default", "a"), LEASE_S)
-        # Nobody else gets the device meanwhile, and the pod still fits there.
+        # No other pod gets the device meanwhile, and the pod still fits there.
         assert (await predicate(s, builders.pod("b", mem_mib=9000), "n1"))[1] == 2
         assert await predicate(s, pod, "n1") == ("", 0)
         assert await bind(world, s, binding("a", "n1")) == ""
