@@ -9,6 +9,7 @@ in MiB.
 import re
 from collections.abc import AsyncIterator
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,6 +147,13 @@ async def test_pods_of_two_vendors_are_placed_and_limited(site: Site) -> None:
     assert scheduler_log(site, '"filter"') >= len(wanted)
 
 
+async def test_port_serves_no_other_operation_of_the_scheduler(site: Site) -> None:
+    port = site.installed.spec.settings["scheduler"]["volcano_extender.port"]
+    for path in ("/filter", "/bind", "/preempt", "/v1/resize", "/v1/snapshot", "/bindings"):
+        async with site.installed.session.post(f"http://{HOST}:{port}{path}", data=b"{}") as told:
+            assert told.status == HTTPStatus.NOT_FOUND, path
+
+
 async def test_pod_that_fits_by_sums_but_on_no_device_waits_with_the_reason(site: Site) -> None:
     await site.volcano.group("sums", members=1)
     names = [f"s{number}" for number in range(CARDS)]
@@ -194,25 +202,25 @@ async def test_group_is_placed_all_or_none(site: Site) -> None:
 
 async def test_group_waits_outside_the_queue_until_devices_suffice(site: Site) -> None:
     """With ``minResources``, as Volcano's controllers write it: sums suffice, devices do not."""
-    await site.volcano.group("one", members=1)
-    await site.create(pod("one", dcu(40_000), group="one"))
-    await site.until_running("one")
-    names = [f"gang-{number}" for number in range(4)]
+    await site.volcano.group("first", members=1)
+    await site.create(pod("first", dcu(40_000), group="first"))
+    await site.until_running("first")
+    names = [f"wide-{number}" for number in range(4)]
     for name in names:  # before the group: without pods the extender has no opinion
-        await site.create(pod(name, dcu(40_000), group="gang"))
+        await site.create(pod(name, dcu(40_000), group="wide"))
     least = {"hygon.com/dcunum": "4", "hygon.com/dcumem": "160000"}
-    await site.volcano.group("gang", members=4, minResources=least)
+    await site.volcano.group("wide", members=4, minResources=least)
 
     async def is_rejected() -> bool:
         return scheduler_log(site, "no room for 4 pods at the same time") > 0
 
     await site.until("the group is not enqueued", is_rejected)
     await site.volcano.sessions(3)
-    path = f"{API}/namespaces/{NAMESPACE}/podgroups/gang"
+    path = f"{API}/namespaces/{NAMESPACE}/podgroups/wide"
     group = await site.admin.call("GET", path)
     assert group.get("status", {}).get("phase", "Pending") == "Pending"
     assert len(await site.records()) == 1
-    await site.delete("one")
+    await site.delete("first")
     await site.until_running(*names)
     await site.until_agreed()
 

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common.errors import WireInvalid
+from hami_common.errors import Unavailable, WireInvalid
 from hami_common.pods import annotations as keys
 from hami_common.runtime.httpd import Request, Response
 from hami_scheduler.settings import VolcanoExtenderSettings
@@ -16,7 +16,7 @@ from hami_scheduler.shell.volcano_wire import ALLOCATED, PENDING
 from tests.support import volcano_bodies as bodies
 from tests.support.bindings import binding
 from tests.unit.scheduler.shell import builders
-from tests.unit.scheduler.shell.test_bindadmission import admit, bind
+from tests.unit.scheduler.shell.test_bindadmission import admit, bind, raising
 from tests.unit.scheduler.shell.test_quota import put_quota, quota
 from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet
 
@@ -359,6 +359,28 @@ async def test_share_whose_bind_has_begun_is_not_released(replica: str) -> None:
         await world.advance(LEASE_S + 5, "n1", "n2")
     assert [one.node for one in world.live()] == ["n1"]
     world.check_settled(NODE, OTHER)
+
+
+async def test_failed_release_is_left_to_the_lease() -> None:
+    world = await world_with(pod := builders.pod("a"))
+    async with world.scheduler() as s:
+        assert await allocate(s, pod, "n1") == ""
+        s.seen.before[len(s.seen.calls)] = raising(Unavailable(peer="NATS", detail="away"))
+        await deallocate(s, pod, "n1")
+        errors = {"verb": "volcano-deallocate", "cause": "unavailable"}
+        assert s.value("hami_scheduler_verb_errors_total", **errors) == 1
+        assert len(world.live()) == 1
+        await world.advance(LEASE_S + 5, "n1", "n2")
+        await s.scheduler.drain(limit_s=1)
+        assert world.live() == []
+
+
+async def test_failed_reservation_is_found_when_its_answer_was_lost() -> None:
+    world = await world_with(pod := builders.pod("a"))
+    async with world.scheduler() as s:
+        s.seen.after[len(s.seen.calls)] = raising(Unavailable(peer="NATS", detail="away"))
+        assert await allocate(s, pod, "n1") == ""
+        assert len(world.live()) == 1
 
 
 async def test_failed_binding_is_retried_on_its_own_share() -> None:
