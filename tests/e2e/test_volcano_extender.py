@@ -225,6 +225,29 @@ async def test_group_waits_outside_the_queue_until_devices_suffice(site: Site) -
     await site.until_agreed()
 
 
+async def test_last_share_goes_to_exactly_one_of_two_schedulers(site: Site) -> None:
+    await site.volcano.group("race", members=1)
+    for turn in range(3):
+        theirs, ours = f"theirs-{turn}", f"ours-{turn}"
+        await site.create(pod(theirs, whole(CARDS), group="race"))
+        await site.create(pod(ours, whole(CARDS), scheduler="hami-scheduler"))
+
+        async def one_is_bound(names: frozenset[str] = frozenset({theirs, ours})) -> bool:
+            return bool(names & (await site.bound()).keys())
+
+        await site.until("one is bound", one_is_bound)
+        await site.volcano.sessions(2)
+        winners = {theirs, ours} & (await site.bound()).keys()
+        assert len(winners) == 1
+        (winner,), (loser,) = winners, {theirs, ours} - winners
+        assert (await site.documents())[loser]["status"]["phase"] == "Pending"
+        await site.until_running(winner)
+        await site.delete(winner)
+        await site.until_running(loser)
+        await site.until_agreed()
+        await site.delete(loser)
+
+
 async def knows(site: Site, count: int) -> bool:
     """Return whether our scheduler knows so many waiting pods."""
     async with site.installed.session.get(f"{site.installed.url('scheduler')}/metrics") as told:
@@ -233,7 +256,10 @@ async def knows(site: Site, count: int) -> bool:
 
 
 async def until_reserved(site: Site, names: list[str]) -> Process:
-    """Reserve for pods and stop before their Bindings: the API server, stopped, is returned."""
+    """Reserve for pods and stop before their Bindings: the API server, stopped, is returned.
+
+    kube-scheduler may lose its lease meanwhile and exit, so tests that need it come before.
+    """
     plane = site.installed.processes["apiserver"]
     await site.volcano.group("killed", members=len(names))
     site.volcano.process.freeze()
@@ -287,26 +313,3 @@ async def test_killed_scheduler_of_ours_leaves_nothing_beyond_the_lease(site: Si
     await check_limits(site)
     await site.until_agreed()
     assert await over_capacity_ever(site) == []
-
-
-async def test_last_share_goes_to_exactly_one_of_two_schedulers(site: Site) -> None:
-    await site.volcano.group("race", members=1)
-    for turn in range(3):
-        theirs, ours = f"theirs-{turn}", f"ours-{turn}"
-        await site.create(pod(theirs, whole(CARDS), group="race"))
-        await site.create(pod(ours, whole(CARDS), scheduler="hami-scheduler"))
-
-        async def one_is_bound(names: frozenset[str] = frozenset({theirs, ours})) -> bool:
-            return bool(names & (await site.bound()).keys())
-
-        await site.until("one is bound", one_is_bound)
-        await site.volcano.sessions(2)
-        winners = {theirs, ours} & (await site.bound()).keys()
-        assert len(winners) == 1
-        (winner,), (loser,) = winners, {theirs, ours} - winners
-        assert (await site.documents())[loser]["status"]["phase"] == "Pending"
-        await site.until_running(winner)
-        await site.delete(winner)
-        await site.until_running(loser)
-        await site.until_agreed()
-        await site.delete(loser)
