@@ -39,6 +39,8 @@ ProvisioningRequest of ``autoscaling.x-k8s.io``.
 """
 _OF_OWNERS: Final = tuple(f"{kind} " for kind in get_args(OwnerKind))
 """Beginnings of ``held_for`` of such shares."""
+CLAIM: Final = "claim"
+"""Origin of the records of ResourceClaims."""
 AllocationOp = Literal["reserve", "resize", "release"]
 ReportedState = Literal["bound", "prepared", "running", "failed"]
 AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", "released"]
@@ -95,7 +97,10 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     account: Account | None = None
     """Attributes under which quotas count it, where they are more than the namespace."""
     origin: Word = ""
-    """Placer of the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
+    """Placer of the pod: ``hami`` for one that was taken over from HAMi, empty for us. ``claim``: a
+    ResourceClaim whose devices kube-scheduler chose; then ``pod_uid`` and ``pod`` are the claim's,
+    and ``containers`` are its requests.
+    """
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,7 +135,10 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     boot_id: BootId = ""
     seq: Sequence = 0
     code: Word = ""
-    """Stable code of a failure, for example ``device-mismatch``."""
+    """Stable code of a failure, for example ``device-mismatch``.
+
+    ``unprepared`` with any state of a ResourceClaim: no container of the node uses it any more.
+    """
     reason: Text = ""
     containers: Annotated[tuple[Label, ...], Meta(max_length=CONTAINERS_MOST)] = ()
     """Containers that have reached this state."""
@@ -152,6 +160,11 @@ def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> All
     if state is None or state.allocation_id != allocation.allocation_id:
         return "reserved"
     return state.state
+
+
+def is_of_claim(record: AllocationRecord) -> bool:
+    """Return whether a ResourceClaim holds the shares; no pod has the record's ``pod_uid``."""
+    return record.origin == CLAIM
 
 
 def purpose_of(kind: OwnerKind, namespace: str, name: str) -> str:

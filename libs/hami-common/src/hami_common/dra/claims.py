@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares that a ResourceClaim holds, from the allocation that kube-scheduler stored in it.
+
+Outside document: ``resource.k8s.io/v1``, ResourceClaim (Kubernetes 1.37). The scheduler books these
+shares in the ledger and the node agent compares them with the record, so both must derive them
+here. Results of other drivers in the same claim are left out. Memory in MiB, compute in percent of
+one device.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from math import ceil
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+from hami_common.bounds import (
+    MEMORY_MIB_MOST,
+    OBJECT_LIST_MOST,
+    MapKey,
+    Name,
+    ObjectText,
+    Quantity,
+    Reference,
+    Uid,
+    Word,
+)
+from hami_common.dra.names import CORES, DRIVER, MEMORY, device_name, node_of_pool, pool_name
+from hami_common.errors import RequestInvalid
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.pods.podview import MetadataView
+from hami_common.units import MIB_BYTES, parse_quantity, shown
+
+UNPREPARED: Final = "unprepared"
+"""Code of the state of a claim that no container of the node uses any more."""
+_WHOLE_PCT: Final = 100
+_ID_DIGITS: Final = 32
+
+
+class Result(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One allocated device."""
+
+    request: Reference = ""
+    """Request of the claim; ``<request>/<subrequest>`` for one of several alternatives."""
+    driver: Name = ""
+    pool: Reference = ""
+    device: Word = ""
+    admin_access: bool | None = None
+    share_id: Uid | None = field(default=None, name="shareID")
+    consumed_capacity: (
+        Annotated[dict[MapKey, Quantity], Meta(max_length=OBJECT_LIST_MOST)] | None
+    ) = None
+
+
+class _Devices(Struct, frozen=True, kw_only=True):
+    results: Annotated[tuple[Result, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+
+
+class Allocation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """``status.allocation``."""
+
+    devices: _Devices = _Devices()
+    allocation_timestamp: ObjectText | None = None
+
+
+class Consumer(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of ``status.reservedFor``."""
+
+    resource: Name = ""
+    name: Name = ""
+    uid: Uid = ""
+
+
+class _Status(Struct, frozen=True, kw_only=True, rename="camel"):
+    allocation: Allocation | None = None
+    reserved_for: Annotated[tuple[Consumer, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+
+
+class ResourceClaim(Struct, frozen=True, kw_only=True):
+    """The fields of a claim that we read."""
+
+    metadata: MetadataView
+    status: _Status | None = None
+
+    @property
+    def uid(self) -> str:
+        """UID of the claim."""
+        return self.metadata.uid
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the claim."""
+        return self.metadata.namespace or "default"
+
+    def consumers(self) -> Sequence[Consumer]:
+        """Return the pods for which the claim is reserved."""
+        return (self.status.reserved_for if self.status else None) or ()
+
+    def results(self) -> tuple[Result, ...]:
+        """Return the allocated devices of our driver; empty without an allocation of ours."""
+        allocation = self.status.allocation if self.status else None
+        results = allocation.devices.results if allocation else None
+        return tuple(one for one in results or () if one.driver == DRIVER)
+
+    def allocated_at(self) -> str:
+        """Return the time at which the allocation was stored, as text that sorts by time."""
+        allocation = self.status.allocation if self.status else None
+        return (allocation.allocation_timestamp if allocation else None) or ""
+
+    def allocation_id(self) -> str:
+        """Return the id of the ledger record for this allocation; empty without one of ours.
+
+        Every reader derives the same id, also after the ledger was lost. Another allocation of the
+        same claim has another id, by its time and its share ids.
+        """
+        results = self.results()
+        if not results:
+            return ""
+        parts = [self.uid, self.allocated_at()]
+        for one in results:
+            amounts = sorted((one.consumed_capacity or {}).items())
+            parts += [one.request, one.pool, one.device, one.share_id or ""]
+            parts += [f"{name}={amount}" for name, amount in amounts]
+        return sha256("\0".join(parts).encode()).hexdigest()[:_ID_DIGITS]
+
+
+def node_of(claim: ResourceClaim) -> str:
+    """Return the node of the claim's devices of ours; empty without any.
+
+    ``RequestInvalid``: a pool that is not ours, or devices of two nodes.
+    """
+    nodes: dict[str, None] = {}
+    for number, one in enumerate(claim.results()):
+        node = node_of_pool(one.pool)
+        if not node:
+            raise _invalid(
+                number,
+                "pool",
+                f"{shown(one.pool)} is no pool of driver {DRIVER}, such as node/hami",
+            )
+        nodes[node] = None
+        if len(nodes) > 1:
+            names = " and ".join(nodes)
+            raise _invalid(number, "pool", f"one claim has devices of the nodes {names}")
+    return next(iter(nodes), "")
+
+
+def containers_of(claim: ResourceClaim, devices: Iterable[Device]) -> tuple[ContainerShares, ...]:
+    """Return the claim's shares, one container for each request, in the order of the results.
+
+    ``devices``: those of the claim's node, of all vendors. A share with all compute, or all memory,
+    of a device is the whole device, as for pods. ``RequestInvalid`` names the result at fault.
+    """
+    node = node_of(claim)
+    by_name = {device_name(device.uuid): device for device in devices}
+    shares: dict[str, list[Share]] = {}
+    for number, one in enumerate(claim.results()):
+        if one.admin_access:
+            raise _invalid(number, "adminAccess", "devices are not given with admin access")
+        device = by_name.get(one.device)
+        if device is None:
+            raise _invalid(
+                number, "device", f"{shown(one.device)} is not in the pool {pool_name(node)}"
+            )
+        memory_mib = _amount(number, one, MEMORY, unit=MIB_BYTES, most=MEMORY_MIB_MOST)
+        core_pct = _amount(number, one, CORES, unit=1, most=_WHOLE_PCT)
+        if not memory_mib:
+            raise _invalid(number, f"consumedCapacity[{MEMORY}]", "a share needs memory")
+        shares.setdefault(one.request.partition("/")[0], []).append(
+            Share(
+                vendor=device.vendor,
+                uuid=device.uuid,
+                memory_mib=memory_mib,
+                core_pct=core_pct,
+                exclusive=core_pct == _WHOLE_PCT or memory_mib >= device.capacity_mib,
+            )
+        )
+    return tuple(
+        ContainerShares(name=name, kind="app", shares=tuple(own)) for name, own in shares.items()
+    )
+
+
+def _amount(number: int, result: Result, capacity: str, *, unit: int, most: int) -> int:
+    """Return what the result takes of a capacity, in whole units, rounded up."""
+    amounts = result.consumed_capacity or {}
+    text = amounts.get(capacity, amounts.get(f"{DRIVER}/{capacity}"))
+    field = f"consumedCapacity[{capacity}]"
+    if text is None:
+        raise _invalid(number, field, "it is missing, so the amount of the share is unknown")
+    value = parse_quantity(text)
+    amount = -1 if value is None or value < 0 else ceil(value / unit)
+    if not 0 <= amount <= most:
+        raise _invalid(number, field, f"{shown(text)} is not an amount from 0 to {most * unit}")
+    return amount
+
+
+def _invalid(number: int, field: str, problem: str) -> RequestInvalid:
+    return RequestInvalid(
+        field=f"status.allocation.devices.results[{number}].{field}",
+        problem=problem,
+        fix="delete the pods of the claim, so that devices are allocated to it again",
+    )
