@@ -55,6 +55,7 @@ READS: Final = {
         for name in (
             "awaited",
             "carried_of",
+            "released_id",
             "check",
             "expired",
             "fence",

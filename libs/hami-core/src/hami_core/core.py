@@ -139,6 +139,15 @@ _ANSWERS: Final[Mapping[type[Input[Any]], Callable[[Core, Any], object]]] = Mapp
             origin=it.origin,
             reason=it.reason,
         ),
+        stimuli.ClaimPlanned: lambda core, it: core.ledger.plan_claim(
+            node=it.node,
+            claim=(it.claim_uid, it.namespace, it.name),
+            containers=it.containers,
+            allocation_id=it.allocation_id,
+            now_s=it.now_s,
+            account=it.account,
+            must=it.must,
+        ),
         stimuli.ResizePlanned: lambda core, it: core.ledger.plan_resize(
             it.holding, it.placement, now_s=it.now_s, reason=it.reason
         ),

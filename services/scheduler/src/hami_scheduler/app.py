@@ -53,6 +53,8 @@ from hami_scheduler.shell.backlog import Backlog, Isolation
 from hami_scheduler.shell.bindadmission import BindAdmission
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.bindingreports import BindingReports
+from hami_scheduler.shell.claimapi import ClaimApi
+from hami_scheduler.shell.claims import Claims
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
 from hami_scheduler.shell.effects import Effects
@@ -214,15 +216,6 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
         )
-        self._recovery = Recovery(
-            state=state,
-            feed=feed,
-            effects=effects,
-            settings=settings,
-            metrics=metrics,
-            writer=writer,
-            ids=ids,
-        )
         self._publishing = Decisions(
             publisher=world.publisher,
             backlog=self.decisions,
@@ -242,6 +235,26 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
             ids=ids,
+        )
+        self.claims = Claims(
+            state=state,
+            binder=self.binder,
+            effects=effects,
+            kube=world.kube,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+        )
+        self._recovery = Recovery(
+            state=state,
+            feed=feed,
+            effects=effects,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+            ids=ids,
+            restore_claims=self.claims.restore,
         )
         reports = BindingReports(
             state=state,
@@ -395,7 +408,13 @@ class Scheduler:
         pods = PodApi(
             world.kube, state=state, reader=self._reader, settings=settings, tracing=tracing
         )
-        settling = Settling(state=state, ledger=ledger, pods=pods, settings=settings)
+        settling = Settling(
+            state=state,
+            ledger=ledger,
+            pods=pods,
+            claims=ClaimApi(world.kube, settings=settings),
+            settings=settings,
+        )
         return Effects(
             ledger=ledger, pods=pods, settling=settling, confirmations=self.confirmations
         )
@@ -424,6 +443,7 @@ class Scheduler:
             "wake gangs": self.gangs.wake,
             "placement for Kueue": self.placement.work,
             "provisioning requests": self.provisioning.work,
+            "claims": self.claims.work,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,

@@ -44,6 +44,19 @@ class BindAdmissionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
 
+class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Devices of ResourceClaims (Dynamic Resource Allocation), see ADR 0038."""
+
+    enabled: bool = False
+    """Book the devices that kube-scheduler allocates to ResourceClaims."""
+    discovery_s: float = 10.0
+    """Pause before claims are followed again when the API server does not have or deny them."""
+    unprepare_wait_s: float = 60.0
+    """Longest wait for the node to unprepare a claim whose allocation is gone, before its devices
+    are released.
+    """
+
+
 class HoldSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds for objects whose pods do not exist yet, by one elected replica."""
 
@@ -152,6 +165,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     probe_port: int = 9395
     """Port of that server, by default that of HAMi's scheduler metrics; 0: the kernel chooses."""
     bind_admission: BindAdmissionSettings = BindAdmissionSettings()
+    dra: DraSettings = DraSettings()
     kueue: KueueSettings = KueueSettings()
     provisioning_requests: ProvisioningSettings = ProvisioningSettings()
     volcano_extender: VolcanoExtenderSettings = VolcanoExtenderSettings()

@@ -59,6 +59,8 @@ from msgspec.structs import replace
 from hami_common.bus import subjects
 from hami_common.errors import InvariantBroken
 from hami_common.events.allocation import (
+    CLAIM,
+    Account,
     AllocationRecord,
     AllocationState,
     CarriedShare,
@@ -75,7 +77,12 @@ from hami_common.model.placement import (
     Placement,
     booked_by_device,
 )
-from hami_common.model.request import PodRequest
+from hami_common.model.request import (
+    ContainerRequest,
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+)
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
 from hami_core.ledger.holding import Holding
@@ -281,6 +288,12 @@ class Ledger:
         """Return the state of the newest allocation under this key."""
         held = self._held.get((node, pod_uid))
         return None if held is None else held.joined()
+
+    def released_id(self, node: str, pod_uid: str) -> str:
+        """Return the id of the allocation whose release is the key's newest record; else empty."""
+        held = self._held.get((node, pod_uid))
+        record = None if held is None else held.record
+        return record.allocation_id if record is not None and record.op == "release" else ""
 
     def carried_of(self, node: str, pod_uid: str) -> tuple[CarriedShare, ...]:
         """Return the partitions that carry the pod's shares, as the node's agent reported them."""
@@ -754,6 +767,59 @@ class Ledger:
             fenced=True,
         )
 
+    def plan_claim(
+        self,
+        *,
+        node: str,
+        claim: tuple[str, str, str],
+        containers: tuple[ContainerShares, ...],
+        allocation_id: str,
+        now_s: float,
+        account: Account | None = None,
+        must: bool = False,
+    ) -> Append | NodeRefusal | None:
+        """Plan a ledger record for the devices that kube-scheduler allocated to a ResourceClaim.
+
+        ``claim``: uid, namespace and name. ``None`` when the record exists. The devices must pass
+        what a new pod's must, unless containers use them already (``must``).
+        """
+        uid, namespace, name = claim
+        if own := self.holdings_of_pod(uid):
+            if any(one.record.allocation_id == allocation_id for one in own):
+                return None
+            return NodeRefusal(
+                code="ReservationInDoubt",
+                text="ReservationInDoubt: an earlier allocation of the claim is being released",
+            )
+        if not must:
+            for uuid, request in _requests_by_device(claim, containers):
+                chosen = pick(self.table, request, node)
+                if isinstance(chosen, NodeRefusal):
+                    code, _, fact = chosen.text.partition(": ")
+                    return replace(chosen, text=f"{code}: device {uuid}: {fact}")
+                if not satisfies(self.table, request, node, _only(uuid, containers)):
+                    return NodeRefusal(
+                        code="ModeNotFit",
+                        text=f"ModeNotFit: device {uuid}: it serves hardware partitions, no claims",
+                    )
+        return self._append(
+            AllocationRecord(
+                op="reserve",
+                allocation_id=allocation_id,
+                node=node,
+                pod_uid=uid,
+                namespace=namespace,
+                pod=name,
+                containers=containers,
+                time_s=now_s,
+                lease_s=self._lease_s,
+                writer=self._writer,
+                account=account,
+                origin=CLAIM,
+            ),
+            fenced=True,
+        )
+
     def plan_resize(
         self, holding: Holding, placement: Placement, *, now_s: float, reason: str
     ) -> Append | NodeRefusal:
@@ -1007,3 +1073,49 @@ def _live(held: _Held) -> Holding | None:
     if held.record is None or held.record.op == "release":
         return None
     return Holding(record=held.record, revision=held.seq, state=held.state)
+
+
+def _only(uuid: str, containers: Iterable[ContainerShares]) -> tuple[ContainerShares, ...]:
+    """Return the shares on one device, in their containers."""
+    found = (
+        replace(one, shares=tuple(share for share in one.shares if share.uuid == uuid))
+        for one in containers
+    )
+    return tuple(one for one in found if one.shares)
+
+
+def _requests_by_device(
+    claim: tuple[str, str, str], containers: Iterable[ContainerShares]
+) -> Iterator[tuple[str, PodRequest]]:
+    """Yield what the claim takes of each device as the request of a pod that names the device."""
+    uid, namespace, name = claim
+    containers = tuple(containers)
+    vendors = {share.uuid: share.vendor for one in containers for share in one.shares}
+    for uuid, vendor in vendors.items():
+        asked = tuple(
+            ContainerRequest(
+                name=one.name,
+                kind=one.kind,
+                requests=tuple(
+                    DeviceRequest(
+                        vendor=vendor,
+                        count=1,
+                        memory_mib=share.memory_mib,
+                        core_pct=share.core_pct,
+                        exclusive=share.exclusive,
+                    )
+                    for share in one.shares
+                ),
+            )
+            for one in _only(uuid, containers)
+        )
+        yield (
+            uuid,
+            PodRequest(
+                uid=uid,
+                namespace=namespace,
+                name=name,
+                containers=asked,
+                selectors={vendor: DeviceSelector(allow_uuids=(uuid,))},
+            ),
+        )

@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hami_common.events.allocation import is_of_claim
 from hami_common.pods.signing import SignedPlacement
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
@@ -101,6 +102,9 @@ def compare(holdings: Iterable[Holding], pods: Mapping[str, PodFacts]) -> list[S
     for holding in holdings:
         record = holding.record
         held.add((record.node, record.pod_uid))
+        if is_of_claim(record):  # compared with its claim: no pod has its uid
+            others.append(Doubt(holding=holding))
+            continue
         pod = pods.get(record.pod_uid)
         if pod is None:
             others.append(Doubt(holding=holding))

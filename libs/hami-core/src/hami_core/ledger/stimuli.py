@@ -332,6 +332,22 @@ class AdoptPlanned(Input[Append | None], frozen=True, kw_only=True, omit_default
     """Of a log that does not contain it: the only one there was."""
 
 
+class ClaimPlanned(
+    Input[Append | NodeRefusal | None], frozen=True, kw_only=True, omit_defaults=True
+):
+    """``Ledger.plan_claim``."""
+
+    node: str
+    claim_uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerShares, ...]
+    allocation_id: str
+    now_s: float
+    account: Account | None = None
+    must: bool = False
+
+
 class ResizePlanned(Input[Append | NodeRefusal], frozen=True, kw_only=True):
     """``Ledger.plan_resize``."""
 

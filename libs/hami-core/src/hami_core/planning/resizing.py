@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from hami_common.bounds import Label, Name, SignedInt32
 from hami_common.compat.origins import title_of
 from hami_common.errors import RequestInvalid
+from hami_common.events.allocation import AllocationRecord, is_of_claim
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import MPS_MODE
 from hami_core.ledger.holding import Holding
@@ -53,6 +54,7 @@ def resized(
 
     ``RequestInvalid`` names the reason of a refusal.
     """
+    require_pod(holding.record)
     if holding.record.origin:
         raise RequestInvalid(
             field="pod",
@@ -93,6 +95,16 @@ def resized(
         changed if one.name == target.name else one for one in holding.record.containers
     )
     return changed, containers
+
+
+def require_pod(record: AllocationRecord) -> None:
+    """Raise ``RequestInvalid`` if a ResourceClaim holds the record's shares."""
+    if is_of_claim(record):
+        raise RequestInvalid(
+            field="pod",
+            problem=f"{record.pod} is a ResourceClaim, and an allocation never changes",
+            fix="create another claim with the amounts that you need",
+        )
 
 
 def larger(

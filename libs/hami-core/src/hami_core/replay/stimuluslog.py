@@ -55,11 +55,12 @@ DECISIONS: Final = (
     stimuli.HoldPlanned,
     stimuli.TakePlanned,
     stimuli.RestorePlanned,
+    stimuli.ClaimPlanned,
     stimuli.QuotaAsked,
     stimuli.QuotaLooked,
     stimuli.QuotaJudged,
 )
-"""Kinds whose answer is a verdict about a pod."""
+"""Kinds whose answer is a verdict about a pod or a claim."""
 
 
 class Kind(NamedTuple):

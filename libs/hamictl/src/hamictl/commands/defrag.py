@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from hami_common.bounds import RUNTIME_MOST_S
 from hami_common.errors import RequestInvalid
+from hami_common.events.allocation import is_of_claim
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
@@ -204,6 +205,8 @@ def _tenant(
 ) -> Tenant | str:
     """Return the movable pod, or the reason that it stays."""
     record, state = holding.record, holding.state
+    if is_of_claim(record):
+        return "it is a ResourceClaim, whose devices kube-scheduler chooses"
     if state is None or state.allocation_id != record.allocation_id or state.state not in _SETTLED:
         return "not bound to its node yet"
     if pod is None:

@@ -355,6 +355,54 @@ class Binder:
             " picked; try again",
         )
 
+    async def book(
+        self, node: str, plan: Callable[[], Append | NodeRefusal | None]
+    ) -> Holding | None:
+        """Write a record that no Binding follows, within quotas; ``Refused`` has the reason if not.
+
+        ``None`` when ``plan`` finds that the record exists. Each plan has the same allocation id.
+        """
+        generation, allocation_id = self._quota.ledger.generation, ""
+        await self._ensure(node)
+        try:
+            async with self._effects.ledger.planning(node):
+                for _ in range(self._settings.fence_tries):
+                    # No await before the plan is made: an emptied ledger must plan nothing.
+                    self._state.require_complete()
+                    planned = plan()
+                    if planned is None:
+                        return None
+                    if isinstance(planned, NodeRefusal):
+                        raise Refused(outcome="no-fit", text=planned.text)
+                    allocation_id = planned.record.allocation_id
+                    self._expect(planned.record)
+                    holding = await self._append(planned, "")
+                    if holding is not None:
+                        break
+                else:
+                    raise Refused(
+                        outcome="contended", text=f"node {node} kept changing; it is tried again"
+                    )
+            await self._require_quota(holding, generation)
+        finally:
+            self._quota.stop_expecting(allocation_id)
+        return holding
+
+    async def _require_quota(self, holding: Holding, generation: int) -> None:
+        """Release a record that no Binding follows and refuse, unless it is within all quotas."""
+        record = holding.record
+        if not self._quota.ledger.governs(record.namespace, record.account):
+            return
+        try:
+            refusal = await self._quota.verdict(holding.revision, generation=generation)
+        except Unavailable:
+            await self._effects.ledger.release(holding, "bind-unavailable")
+            raise
+        if refusal is not None:
+            self._metrics.quota_races.inc()
+            await self._effects.ledger.release(holding, "bind-no-quota")
+            raise Refused(outcome="no-quota", text=refusal.text)
+
     def _expect(self, record: AllocationRecord) -> None:
         """Refuse a record that exceeds a quota before it is written; else count it."""
         own = [
@@ -460,7 +508,9 @@ class Binder:
         await self._effects.ledger.read_node(record.node)
         holding = self._held(record.node, record.pod_uid, record.allocation_id)
         if holding is not None:
-            self._metrics.lost_acks.inc()
+            # Replicas give the record of a claim the same allocation id.
+            if holding.record.writer == record.writer:
+                self._metrics.lost_acks.inc()
         elif isinstance(problem, Unavailable):
             _log.info("append was lost, tried again", extra={"problem": str(problem)})
         return holding

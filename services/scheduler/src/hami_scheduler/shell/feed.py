@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hami_common.bus import subjects
 from hami_common.errors import Denied, Unavailable, WireInvalid
 from hami_common.events import codec
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.pods.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
@@ -500,7 +500,8 @@ class Feed:
     def _doubt_unknown(self) -> None:
         """Doubt pods that the new list lacks: they ended while no watch could report it."""
         for holding in list(self._state.ledger.holdings()):
-            if self._state.pods.get(holding.record.pod_uid) is None:
+            is_pod = not is_of_claim(holding.record)
+            if is_pod and self._state.pods.get(holding.record.pod_uid) is None:
                 self._state.later(repair.Doubt(holding=holding))
 
     # --- nodes -----------------------------------------------------------------------------------

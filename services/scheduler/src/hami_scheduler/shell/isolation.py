@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from hami_common.bus import subjects
+from hami_common.dra.names import GROUP, VERSION
 from hami_common.errors import WireInvalid
 from hami_common.runtime.kubeio.recorder import ObjectRef
 from hami_common.runtime.quarantine import Quarantine, Quarantined
@@ -35,10 +36,12 @@ TICK, WAKE, TOMBSTONE, BUDGET = "tick", "wake", "tombstone", "budget"
 WORKLOAD: Final = "workload"
 PROVISIONING: Final = "provisioning"
 FENCE: Final = "fence"
+CLAIM: Final = "claim"
 KINDS: Final = (
     BUDGET,
     CALL,
     CHORE,
+    CLAIM,
     CONFIRMATION,
     DECISION,
     DEVICES,
@@ -180,6 +183,14 @@ def reference(entry: Quarantined) -> ObjectRef | None:
     """Return the object that the Event of an entry is about, ``None`` where there is none."""
     if entry.kind in POD_KINDS and entry.name:
         return ObjectRef(kind="Pod", name=entry.name, namespace=entry.namespace, uid=entry.key)
+    if entry.kind == CLAIM and entry.name:
+        return ObjectRef(
+            kind="ResourceClaim",
+            name=entry.name,
+            namespace=entry.namespace,
+            uid=entry.key,
+            api_version=f"{GROUP}/{VERSION}",
+        )
     if entry.kind in (RECORD, STATE, CHORE, CONFIRMATION) and entry.name and entry.namespace:
         return ObjectRef(kind="Pod", name=entry.name, namespace=entry.namespace)
     if entry.kind == QUOTA and entry.name:

@@ -140,6 +140,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.claims = Counter(
+            "hami_scheduler_claims",
+            "Allocations of ResourceClaims, by what came of them.",
+            ["outcome"],
+            registry=registry,
+        )
         self.over_booked = Counter(
             "hami_scheduler_over_bookings",
             "Bookings beyond a device's capacity, because a pod that runs wins.",

@@ -23,7 +23,7 @@ from hami_common.apipath import api_path
 from hami_common.compat import adoption, mirrors, volcano
 from hami_common.compat.mirrors import Mirror
 from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
-from hami_common.events.allocation import AllocationRecord, CarriedShare
+from hami_common.events.allocation import AllocationRecord, CarriedShare, is_of_claim
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
 from hami_common.pods import annotations
@@ -128,7 +128,9 @@ class HamiMirrors:
             record = holding.record
             state = self._state.ledger.state_of(record.node, record.pod_uid)
             is_bound = state in {"bound", "prepared", "running"}
-            if (record.origin and not self._is_for_volcano) or not is_bound:
+            if is_of_claim(record) or not is_bound:
+                continue  # a claim has no pod to annotate
+            if record.origin and not self._is_for_volcano:
                 continue
             carried = self._state.ledger.carried_of(record.node, record.pod_uid)
             mirrored = (holding.revision, carried)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import anyio
 
 from hami_common.errors import HamiError, Unavailable
+from hami_common.events.allocation import is_of_claim
 from hami_common.runtime.tasks import Backoff
 from hami_core.ledger import repair
 from hami_core.ledger.podfacts import PodFacts
@@ -51,8 +52,12 @@ class Recovery:
         metrics: Metrics,
         writer: str,
         ids: Callable[[], str],
+        restore_claims: Callable[[], Awaitable[None]],
     ) -> None:
-        """``writer`` is the name under which an earlier run of this replica wrote."""
+        """``writer`` is the name under which an earlier run of this replica wrote.
+
+        ``restore_claims`` books the claims that are in use and have no record.
+        """
         self._state = state
         self._quarantine = state.quarantine
         self._feed = feed
@@ -61,6 +66,7 @@ class Recovery:
         self._metrics = metrics
         self._writer = writer
         self._ids = ids
+        self._restore_claims = restore_claims
 
     async def run(self) -> None:
         """Compare whenever it is due, indefinitely."""
@@ -114,6 +120,8 @@ class Recovery:
                 await self._fence_waiting(pods)
                 steps = repair.compare(ledger.holdings(), pods)
             await self._restore([step for step in steps if isinstance(step, repair.Restore)])
+            if not ledger.ready:
+                await self._restore_claims()
         except HamiError:
             self._feed.wiped |= wiped
             raise
@@ -126,10 +134,18 @@ class Recovery:
             for holding in ledger.holdings_of_pod(pod.uid):
                 self._state.later(repair.Doubt(holding=holding))
         for step in steps:
-            if not isinstance(step, repair.Restore):
+            if not isinstance(step, repair.Restore) and not self._is_followed(step):
                 self._metrics.repairs.labels(action=type(step).__name__.lower()).inc()
                 self._state.later(step)
         await self._forget_tombstones()
+
+    def _is_followed(self, step: repair.Step) -> bool:
+        """Return whether the follower of claims compares this record all the time."""
+        return (
+            self._settings.dra.enabled
+            and isinstance(step, repair.Doubt)
+            and is_of_claim(step.holding.record)
+        )
 
     async def _fence_waiting(self, pods: dict[str, PodFacts]) -> None:
         """Move every waiting pod to a new resourceVersion, and update ``pods`` with the results.

@@ -40,7 +40,7 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import Append, ResizePlanned
 from hami_core.placement.reasons import NodeRefusal
-from hami_core.planning.resizing import ResizeRequest, larger, resized, shrinks
+from hami_core.planning.resizing import ResizeRequest, larger, require_pod, resized, shrinks
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.effects import Effects
@@ -164,6 +164,9 @@ class Resizer:
         for pod in self._state.pods:
             if (pod.namespace, pod.name) == (wish.namespace, wish.pod) and pod.node:
                 return pod
+        for holding in self._state.ledger.holdings():
+            if (holding.record.namespace, holding.record.pod) == (wish.namespace, wish.pod):
+                require_pod(holding.record)
         raise NotFound(what=f"running pod {wish.namespace}/{wish.pod} with shares of ours")
 
     async def _resize(self, wish: ResizeRequest) -> Resized:

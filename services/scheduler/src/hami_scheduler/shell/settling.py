@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from hami_common.dra.claims import UNPREPARED
 from hami_common.errors import Conflict, Unavailable
-from hami_common.events.allocation import is_of_owner
+from hami_common.events.allocation import is_of_claim, is_of_owner
 from hami_core.ledger import binding, repair
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import FailurePlanned, RestorePlanned
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell.claimapi import ClaimApi
 from hami_scheduler.shell.isolation import RESTORE
 from hami_scheduler.shell.ledgerwriter import LedgerWriter, fields_of
 from hami_scheduler.shell.podapi import PodApi
@@ -40,12 +42,16 @@ class Settling:
         state: State,
         ledger: LedgerWriter,
         pods: PodApi,
+        claims: ClaimApi,
         settings: Settings,
     ) -> None:
         """Write with ``ledger``; leave work that needs more calls to ``state.later``."""
         self._state = state
         self._ledger = ledger
         self._pods = pods
+        self._claims = claims
+        self._unused_s: dict[str, float] = {}
+        """Time since which a claim's allocation is known to be gone, by allocation id."""
         self._settings = settings
         self._in_flight: set[str] = set()
         self._expected: OrderedDict[str, str] = OrderedDict()
@@ -203,6 +209,8 @@ class Settling:
         record = holding.record
         if is_of_owner(record):  # held for pods that need not exist yet, and ended by its lease
             return "held"
+        if is_of_claim(record):
+            return await self._doubt_claim(holding)
         pod = await self._pods.get(record.namespace, record.pod)
         if pod is None or pod.uid != record.pod_uid:
             await self._ledger.release(holding, "pod-gone")
@@ -223,6 +231,36 @@ class Settling:
             return "gone"
         return "relabelled"
 
+    async def _doubt_claim(self, holding: Holding) -> str:
+        """Release a claim's share unless the claim has this allocation or the node uses it.
+
+        kube-controller-manager drops an allocation when the last pod has ended, and the agent may
+        still have to unprepare the claim. An agent that cannot report that is not waited for longer
+        than ``dra.unprepare_wait_s``.
+        """
+        record = holding.record
+        claim = await self._claims.get(record.namespace, record.pod)
+        if claim is not None and claim.uid != record.pod_uid:
+            claim = None  # a later one of the same name
+        if claim is not None and claim.allocation_id() == record.allocation_id:
+            self._unused_s.pop(record.allocation_id, None)
+            await self._ledger.confirm(holding)
+            return "present"
+        now = self._state.ledger.holding(record.node, record.pod_uid)
+        if now is None or now.record.allocation_id != record.allocation_id:
+            self._unused_s.pop(record.allocation_id, None)
+            return "gone"
+        if len(self._unused_s) >= EXPECTED_MOST:
+            self._unused_s.clear()  # some were released by other replicas
+        now_s = self._state.clock.monotonic_s()
+        since_s = self._unused_s.setdefault(record.allocation_id, now_s)
+        if _is_prepared(now) and now_s - since_s < self._settings.dra.unprepare_wait_s:
+            return "in-use"
+        reason = "claim-gone" if claim is None else "claim-deallocated"
+        if await self._ledger.release(now, reason):
+            self._unused_s.pop(record.allocation_id, None)
+        return reason
+
     def _now_s(self) -> float:
         return self._state.clock.now_s()
 
@@ -230,3 +268,14 @@ class Settling:
 def _runs(pod: PodFacts | None, uid: str, node: str) -> bool:
     """Return whether this is the pod, assigned to the node and not finished."""
     return pod is not None and pod.uid == uid and pod.node == node and not pod.is_finished
+
+
+def _is_prepared(holding: Holding) -> bool:
+    """Return whether the agent reported the claim as prepared, and not as unprepared since."""
+    state = holding.state
+    return (
+        state is not None
+        and state.allocation_id == holding.record.allocation_id
+        and state.state in ("prepared", "running")
+        and state.code != UNPREPARED
+    )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims at the API server: reads them, each call bounded in time. Seconds throughout."""
+
+import msgspec
+
+from hami_common.apipath import api_path
+from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.names import GROUP, VERSION
+from hami_common.errors import NotFound
+from hami_common.events.codec import decode
+from hami_common.ports import KubeApi
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.podapi import LIST_TIMEOUTS
+
+CLAIMS = api_path("apis", GROUP, VERSION, "resourceclaims")
+
+
+class _List(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[msgspec.Raw] | None = None
+
+
+class ClaimApi:
+    """Calls to the API server about claims."""
+
+    def __init__(self, kube: KubeApi, *, settings: Settings) -> None:
+        """Read claims with ``kube``."""
+        self._kube = kube
+        self._settings = settings
+
+    async def get(self, namespace: str, name: str) -> ResourceClaim | None:
+        """Return the claim as the API server has it now, ``None`` when it does not exist."""
+        path = api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", name)
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            try:
+                raw = await self._kube.get(path)
+            except NotFound:
+                return None
+        return read_claim(raw)
+
+    async def list_all(self) -> list[msgspec.Raw]:
+        """Return all claims as documents; none where the cluster has no such kind."""
+        with answer_within(LIST_TIMEOUTS * self._settings.api_timeout_s, peer="API server"):
+            try:
+                pages = await self._kube.list_pages(CLAIMS, page_size=self._settings.list_page_size)
+            except NotFound:
+                return []
+        return [item for page in pages for item in decode(page, _List, what="claims").items or ()]
+
+
+def read_claim(raw: bytes | msgspec.Raw) -> ResourceClaim:
+    """Decode a claim; ``WireInvalid`` names the field that cannot be read."""
+    return decode(bytes(raw), ResourceClaim, what="ResourceClaim")
