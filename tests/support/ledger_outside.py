@@ -45,6 +45,7 @@ from hami_sim.apiserver import ApiError, Settings, subresources
 from hami_sim.apiserver.admission import Webhooks
 from hami_sim.apiserver.auth import admin
 from hami_sim.apiserver.calls import Call, DeleteOptions
+from hami_sim.apiserver.dra import CLAIMS
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.kinds import rules_for
 from hami_sim.apiserver.operations import Operations
@@ -57,6 +58,7 @@ from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Pu
 
 READ_LIMIT_S = 20.0
 READER = "reader"
+_CLAIMS_API = "/apis/resource.k8s.io/v1"
 
 
 class _Selector(selectors.SelectSelector):
@@ -104,6 +106,8 @@ class SimulatedKube:
             Webhooks(self.store, {}, default=_default),
         )
         self._user = admin()
+        self.events = 0
+        """Events that schedulers recorded."""
         self._watches: list[tuple[str, Subscription]] = []
         """Open watches, fed in the order in which they began."""
         self.store.on_change.append(self._feed_watches)
@@ -120,6 +124,17 @@ class SimulatedKube:
         rules.default(pod)
         rules.prepare_create(pod)
         return self.store.put("pods", pod).obj
+
+    def claims(self) -> list[Obj]:
+        return [stored.obj for stored in self.store.tables[CLAIMS].rows.values()]
+
+    def put_claim(self, claim: Obj) -> Obj:
+        """Store a claim with its status, as kube-scheduler and kube-controller-manager leave it."""
+        return self.store.put(CLAIMS, claim).obj
+
+    def drop_claim(self, claim: Obj) -> None:
+        """Remove a claim without finalizers."""
+        self.store.remove(CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"])
 
     def pods(self) -> list[Obj]:
         return [stored.obj for stored in self.store.tables["pods"].rows.values()]
@@ -177,9 +192,9 @@ class SimulatedKube:
     # --- hami_common.ports.KubeApi ---------------------------------------------------------------
 
     async def get(self, path: str) -> bytes:
-        namespace, name, _ = _parts(path)
+        resource, namespace, name, _ = _parts(path)
         with _refusals(f"GET {path}"):
-            return self._operations.get(self._call("pods", namespace, name)).body
+            return self._operations.get(self._call(resource, namespace, name)).body
 
     async def list_pages(
         self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
@@ -203,7 +218,10 @@ class SimulatedKube:
             yield page
 
     async def create(self, path: str, body: bytes) -> bytes:
-        namespace, name, subresource = _parts(path)
+        if path.endswith("/events"):
+            self.events += 1
+            return body
+        _, namespace, name, subresource = _parts(path)
         assert subresource == "binding", path
         call = self._call("pods", namespace, name, subresource)
         sub = call.resource.subresource(subresource)
@@ -217,10 +235,14 @@ class SimulatedKube:
     ) -> bytes:
         assert content_type == "application/merge-patch+json"
         change = msgspec.json.decode(body)
+        if "/events/" in path:
+            self.events += 1
+            return body
         if path.startswith("/api/v1/nodes/"):
             call = self._call("nodes", "", path.rsplit("/", 1)[1])
         else:
-            namespace, name, _ = _parts(path)
+            resource, namespace, name, _ = _parts(path)
+            assert resource == "pods", path
             call = self._call("pods", namespace, name)
         with _refusals(f"PATCH {path}"):
             stored = await self._operations.update(call, lambda current: _merged(current, change))
@@ -301,18 +323,24 @@ def _merged(current: Obj, change: Obj) -> Obj:
 
 def _collection(path: str) -> str:
     """Resource of which all namespaces are listed or watched."""
+    if path == f"{_CLAIMS_API}/resourceclaims":
+        return CLAIMS
     words = path.split("/")
     assert words[:3] == ["", "api", "v1"], path
     assert len(words) == 4, path
     return words[3]
 
 
-def _parts(path: str) -> tuple[str, str, str]:
-    """Namespace, name and subresource of a pod's path."""
+def _parts(path: str) -> tuple[str, str, str, str]:
+    """Resource, namespace, name and subresource of the path of a pod or a claim."""
+    if path.startswith(f"{_CLAIMS_API}/"):
+        _, namespace, kind, name = path.removeprefix(f"{_CLAIMS_API}/").split("/")
+        assert kind == "resourceclaims", path
+        return CLAIMS, namespace, name, ""
     words = path.split("/")
     assert words[:4] == ["", "api", "v1", "namespaces"], path
     assert words[5] == "pods", path
-    return words[4], words[6], words[7] if len(words) > 7 else ""
+    return "pods", words[4], words[6], words[7] if len(words) > 7 else ""
 
 
 @contextmanager

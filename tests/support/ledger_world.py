@@ -37,7 +37,7 @@ from hami_core.ledger.binding import binding_path
 from hami_core.ledger.ledger import Hold
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Ports
-from hami_scheduler.settings import Settings
+from hami_scheduler.settings import DraSettings, Settings
 from hami_scheduler.shell.binder import Refused
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_scheduler.shell.volcano import purpose
@@ -270,6 +270,8 @@ class LedgerWorld:
         """Devices of each node, present or not."""
         self.silent: set[str] = set()
         """Nodes whose agents send no heartbeats."""
+        self.faulty: set[Key] = set()
+        """(node, UUID) of devices whose newest report is a fault."""
         self.hidden: set[str] = set()
         """Nodes whose devices the registry has withdrawn."""
         self.all_replicas: list[Replica] = []
@@ -337,6 +339,7 @@ class LedgerWorld:
                 lease_s=LEASE_S,
                 reconcile_s=RECONCILE_S,
                 tombstone_s=TOMBSTONE_S,
+                dra=DraSettings(enabled=True),
             ),
             world=Ports(
                 devices=connection.bucket(subjects.DEVICES_BUCKET),
@@ -401,6 +404,7 @@ class LedgerWorld:
     async def show_devices(self, node: str) -> None:
         """Publish the node's devices as the registry, newer than any publication before."""
         self.hidden.discard(node)
+        self.faulty = {at for at in self.faulty if at[0] != node}
         known = self.devices[node]
         devices = self.devices[node] = msgspec.structs.replace(known, seq=known.seq + 1)
         await self.inventory.append(
@@ -417,6 +421,7 @@ class LedgerWorld:
         """Report a device as faulty, or as recovered, as the agent."""
         known = self.devices[node]
         self.devices[node] = msgspec.structs.replace(known, seq=known.seq + 1)
+        (self.faulty.discard if healthy else self.faulty.add)((node, uuid))
         fault = DeviceFault(
             node=node,
             vendor=known.vendor,

@@ -19,6 +19,8 @@ import anyio
 import msgspec
 
 from hami_common.bus import subjects
+from hami_common.dra.claims import UNPREPARED, ResourceClaim
+from hami_common.dra.names import device_name
 from hami_common.errors import Conflict, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
@@ -33,7 +35,8 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.stimuli import Accepted, Append, RecordSeen, StateSeen
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.shell.extender_wire import BindArgs
-from hami_sim.apiserver.errors import Obj
+from hami_sim.apiserver.errors import Obj, clone
+from tests.support import claims
 from tests.support.builders import as_admitted
 from tests.support.ledger_world import LedgerWorld, Replica
 
@@ -43,6 +46,8 @@ WAITING = 14
 """About twice as many pods as wait for a node at any time."""
 CROWD = 40
 """Assigned pods below which pods end less often."""
+CLAIMS = 12
+"""Claims below which claims end less often."""
 RESIZABLE = frozenset({"bound", "prepared", "running"})
 NEXT: dict[str | None, ReportedState] = {None: "bound", "bound": "prepared", "prepared": "running"}
 FINISHED = ("Succeeded", "Failed")
@@ -101,6 +106,7 @@ class Chaos:
         self._pods = 0
         self._resizes = 0
         self._gangs = 0
+        self._claims = 0
         self._tried: dict[str, str] = {}
         """Node of a pod's last attempt."""
         self._verified: dict[str, SignedPlacement] = {}
@@ -111,6 +117,9 @@ class Chaos:
             (self.gang, 6.0),
             (self.session, 6.0),
             (self.report_state, 28.0),
+            (self.claim, 4.0),
+            (self.end_claim, 4.0),
+            (self.report_claim, 3.0),
             (self.resize, 6.0),
             (self.end_pod, 18.0),
             (self.touch_pod, 3.0),
@@ -321,6 +330,114 @@ class Chaos:
         elif shape < 0.85:
             limits["nvidia.com/gpucores"] = "100"
         return {"name": name, "image": "x", "resources": {"limits": limits}}
+
+    # --- claims ----------------------------------------------------------------------------------
+
+    async def claim(self) -> None:
+        """Allocate devices to a claim by first fit, as a kube-scheduler that knows claims alone."""
+        rng, node = self._rng, self._rng.choice(list(self.world.devices))
+        idle = [one for one in self.world.kube.claims() if not one["status"]]
+        if idle and rng.random() < 0.4:
+            claim = clone(rng.choice(idle))
+        else:
+            self._claims += 1
+            claim = claims.claim(f"claim{self._claims}")
+        memory_mib, core_pct = rng.randrange(500, 9_000, 250), rng.choice((0, 0, 5, 10, 30, 100))
+        given: Counter[str] = Counter()
+        cores: Counter[str] = Counter()
+        for other in self.world.kube.claims():
+            for name, memory, core in allocated(other):
+                given[name] += memory
+                cores[name] += core
+        fitting = [
+            device.uuid
+            for device in self.world.devices[node].devices
+            if given[device_name(device.uuid)] + memory_mib <= device.capacity_mib
+            and cores[device_name(device.uuid)] + core_pct <= device.capacity_core_pct
+        ]
+        count = rng.choice((1, 1, 1, 2))
+        if len(fitting) < count:
+            self.outcomes["claim unallocatable"] += 1
+            return
+        results = [
+            claims.result(
+                uuid,
+                node,
+                memory=f"{memory_mib}Mi",
+                cores=str(core_pct),
+                shareID=f"share-{rng.randrange(1 << 60)}",
+            )
+            for uuid in fitting[:count]
+        ]
+        claim["status"] = {
+            "allocation": claims.allocation(*results),
+            "reservedFor": [claims.consumer(claim["metadata"]["name"])],
+        }
+        self.world.kube.put_claim(claim)
+        self.outcomes["claim allocated"] += 1
+
+    async def end_claim(self) -> None:
+        """Deallocate a claim, delete it, or both."""
+        found = self.world.kube.claims()
+        if not found or len(found) < self._rng.randrange(CLAIMS):
+            self.outcomes["end-claim put-off"] += 1
+            return
+        claim = clone(self._rng.choice(found))
+        if claim["status"] and self._rng.random() < 0.6:
+            claim["status"] = {}
+            self.world.kube.put_claim(claim)
+            self.outcomes["end-claim deallocated"] += 1
+        else:
+            self.world.kube.drop_claim(claim)
+            self.outcomes["end-claim deleted"] += 1
+
+    async def report_claim(self) -> None:
+        """Prepare a claim with a matching record as its agent, or unprepare one without pods."""
+        records = [
+            holding.record
+            for holding in self._replica().scheduler.state.ledger.holdings()
+            if holding.record.origin
+        ]
+        if not records:
+            return
+        record = self._rng.choice(records)
+        if record.node in self.world.silent:
+            return
+        claim = next(
+            (c for c in self.world.kube.claims() if c["metadata"]["uid"] == record.pod_uid), None
+        )
+        try:
+            outcome = await self._report_claim(record, claim)
+        except (Conflict, Unavailable) as error:
+            outcome = type(error).__name__
+        self.outcomes[f"claim {outcome}"] += 1
+
+    async def _report_claim(self, record: AllocationRecord, claim: Obj | None) -> str:
+        key = subjects.allocation_key(record.node, record.pod_uid)
+        stored, before = await self.world.records.get(key), await self.world.states.get(key)
+        if stored is None or before is None:
+            return "not-reported"
+        record = codec.decode(stored.value, AllocationRecord, what=key)
+        state = codec.decode(before.value, StateRecord, what=key)
+        if record.op == "release" or state.allocation_id != record.allocation_id:
+            return "other-record"
+        is_used = claim is not None and allocation_id(claim) == record.allocation_id
+        if not (is_used and state.state == "bound") and not (
+            not is_used and state.state == "prepared" and not state.code
+        ):
+            return "nothing-to-do"
+        written = msgspec.structs.replace(
+            state,
+            state="prepared",
+            ledger_seq=stored.revision,
+            code="" if is_used else UNPREPARED,
+            writer=f"agent-{record.node}",
+        )
+        expect = Expect(
+            subject=subjects.kv_subject(subjects.STATE_BUCKET, key), sequence=before.revision
+        )
+        await self.world.states.append(key, codec.encode(written), expect=expect)
+        return "prepared" if is_used else "unprepared"
 
     # --- agents ----------------------------------------------------------------------------------
 
@@ -720,3 +837,21 @@ class Chaos:
 
     def _replica(self) -> Replica:
         return self.world.replicas[self._rng.choice(SLOTS)]
+
+
+def allocated(claim: Obj) -> list[tuple[str, int, int]]:
+    """Return (name of the device, MiB, percent) of each device that the claim has."""
+    results = claim["status"].get("allocation", {}).get("devices", {}).get("results", [])
+    return [
+        (
+            one["device"],
+            int(one["consumedCapacity"]["memory"].removesuffix("Mi")),
+            int(one["consumedCapacity"]["cores"]),
+        )
+        for one in results
+    ]
+
+
+def allocation_id(claim: Obj) -> str:
+    """Return the id of the record that the claim's allocation is to have."""
+    return msgspec.convert(claim, ResourceClaim).allocation_id()

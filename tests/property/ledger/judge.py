@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from hami_common.bus import subjects
+from hami_common.dra.claims import UNPREPARED
+from hami_common.dra.names import device_name
 from hami_common.errors import InvariantBroken
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -24,6 +26,7 @@ from hami_common.ports import Entry
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import RecordSeen, StateSeen
 from hami_core.table.table import DeviceTable
+from tests.property.ledger.chaos import allocated, allocation_id
 from tests.support.ledger_world import Held, Key, LedgerWorld, Replica, fold, rebuild
 
 Device = tuple[str, str]
@@ -192,7 +195,9 @@ class Judge:
                 self._say(
                     f"{key}: state {state.state} of {state.allocation_id} comes out of nothing"
                 )
-        elif (before.state, state.state) not in STEPS:
+        elif (before.state, state.state) not in STEPS and not (
+            state.code == UNPREPARED and before.state == state.state == "prepared"
+        ):
             self._say(f"{key}: {before.state} became {state.state}")
         if state.code == "share-lost":
             self._say(f"{key}: the share of {state.allocation_id} was lost: {state.reason}")
@@ -277,7 +282,14 @@ class Judge:
         world = self._world
         by_ledger = self.ledger()
         by_pods = rebuild(world.kube.pods(), world.verifier)
-        found = list(_compared("ledger", by_ledger, "pods", by_pods))
+        of_claims = {
+            (record.node, record.pod_uid): by_ledger[record.node, record.pod_uid]
+            for _, record in self._newest.values()
+            if record.op != "release" and record.origin
+        }
+        of_pods = {key: held for key, held in by_ledger.items() if key not in of_claims}
+        found = list(_compared("ledger", of_pods, "pods", by_pods))
+        found += self._claim_differences(of_claims)
         holders: Counter[str] = Counter(uid for _, uid in by_ledger)
         found += [f"pod {uid} holds {n} allocations" for uid, n in holders.items() if n > 1]
         found += self._limits_differences()
@@ -285,6 +297,48 @@ class Judge:
             found += self._replica_differences(replica, by_ledger)
         found += _compared("shuffled fold", _held_by(self._shadow), "ledger", by_ledger)
         return found
+
+    def _claim_differences(self, booked: dict[Key, Held]) -> Iterator[str]:
+        """Compare records with the claims' allocations: each that fits has its record."""
+        booked = dict(booked)
+        for claim in self._world.kube.claims():
+            uid, shares = claim["metadata"]["uid"], allocated(claim)
+            if not shares:
+                continue
+            node = claim["status"]["allocation"]["devices"]["results"][0]["pool"].partition("/")[0]
+            held = booked.pop((node, uid), None)
+            wanted = [(self._uuid(node, name), memory, core) for name, memory, core in shares]
+            if held is None:
+                if all(self._has_room(node, *one) for one in wanted):
+                    yield f"claim {uid} on {node} fits and has no record: {wanted}"
+            elif held.allocation_id != allocation_id(claim):
+                yield f"claim {uid} has the record of another allocation"
+            elif wanted != [
+                (share.uuid, share.memory_mib, share.core_pct)
+                for container in held.containers
+                for share in container.shares
+            ]:
+                yield f"claim {uid} has {held} in the ledger, and was allocated {wanted}"
+        for key in sorted(booked):
+            yield f"{key}: the ledger has a claim's share without an allocation"
+
+    def _uuid(self, node: str, name: str) -> str:
+        return next(uuid for at, uuid in self._capacity if at == node and device_name(uuid) == name)
+
+    def _has_room(self, node: str, uuid: str, memory_mib: int, core_pct: int) -> bool:
+        """Return whether a device that is in use could take another share."""
+        world, total = self._world, self._sums[node, uuid]
+        device = self._capacity[node, uuid]
+        is_whole = core_pct == 100 or memory_mib >= device.capacity_mib
+        return (
+            node not in world.silent | world.hidden
+            and (node, uuid) not in world.faulty
+            and not total.exclusive
+            and not (is_whole and total.slots)
+            and total.memory_mib + memory_mib <= device.capacity_mib
+            and total.core_pct + max(core_pct, 1) <= device.capacity_core_pct
+            and total.slots < device.slots
+        )
 
     def _limits_differences(self) -> Iterator[str]:
         """Compare a container's limits with its pod's allocation."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two schedulers on one bus never double or lose a share, whatever happens (design D3-D6).
 
-40,000 random operations by default: binds, gangs, Volcano's sessions, resizes and releases, agents'
-states, nodes that are lost and return, replicas that die, hang or are cut off, requests and answers
-that are lost or come late, repeated and reordered delivery. Judged from pods and streams alone, see
-``judge``.
+40,000 random operations by default: binds, gangs, Volcano's sessions, claims, resizes and releases,
+agents' states, nodes that are lost and return, replicas that die, hang or are cut off, requests and
+answers that are lost or come late, repeated and reordered delivery. Judged from pods, claims and
+streams alone, see ``judge``.
 
 They run in parts against the in-memory bus, on an event loop whose time stands still while any task
 can run: such a run depends on its seed alone and can be repeated exactly. A part of the number runs
@@ -84,10 +84,19 @@ def check_everything_happened(drive: Drive) -> None:
         return
     missing = {kind.__name__ for kind, _ in drive.chaos.operations} - drive.chaos.done.keys()
     assert not missing
-    for what in ("bind bound", "bind no-fit", "resize done", "state running", "end removed"):
+    for what in (
+        "bind bound",
+        "bind no-fit",
+        "resize done",
+        "state running",
+        "end removed",
+        "claim allocated",
+    ):
         assert drive.chaos.outcomes[what] > done / 100, what
     assert drive.chaos.outcomes["gang bound"] > done / 1000
     for what in ("prepare held", "prepare no-fit", "withdraw done", "admit admitted"):
         assert drive.chaos.outcomes[what] > done / 1000, what
+    assert drive.chaos.outcomes["claim prepared"] > done / 1000
+    assert drive.chaos.outcomes["claim unprepared"] > 0
     for trouble in ("lost", "answer-lost", "late-accepted", "late-refused", "repeated"):
         assert drive.world.troubles.met[trouble] > 0, trouble
