@@ -55,7 +55,6 @@ READS: Final = {
         for name in (
             "awaited",
             "carried_of",
-            "released_id",
             "check",
             "expired",
             "fence",

@@ -404,12 +404,12 @@ class LedgerWorld:
     async def show_devices(self, node: str) -> None:
         """Publish the node's devices as the registry, newer than any publication before."""
         self.hidden.discard(node)
-        self.faulty = {at for at in self.faulty if at[0] != node}
         known = self.devices[node]
         devices = self.devices[node] = msgspec.structs.replace(known, seq=known.seq + 1)
         await self.inventory.append(
             subjects.devices_key(node, devices.vendor), codec.encode(devices)
         )
+        self.faulty = {at for at in self.faulty if at[0] != node}
 
     async def hide_devices(self, node: str) -> None:
         """Withdraw the node's devices as the registry."""

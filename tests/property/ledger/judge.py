@@ -95,6 +95,8 @@ class Judge:
         self._states: dict[str, tuple[int, StateRecord]] = {}
         self._past: dict[str, set[str]] = defaultdict(set)
         self._awaited: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+        self._is_shown: dict[str, bool] = {}
+        """Nodes by whether the newest stored value has devices: a write may come late."""
         self._events_read = 0
         self._assigned_judged = 0
         self._shadow = Ledger(DeviceTable(), writer="shadow")
@@ -116,6 +118,8 @@ class Judge:
             (subjects.DEVICES_BUCKET, devices),
         ):
             self._account(bucket, entries)
+        for entry in devices:
+            self._is_shown[subjects.parse_devices_key(entry.key)[0]] = bool(entry.value)
         decoded = [
             (entry, codec.decode(entry.value, AllocationRecord, what=entry.key))
             for entry in records
@@ -331,7 +335,8 @@ class Judge:
         device = self._capacity[node, uuid]
         is_whole = core_pct == 100 or memory_mib >= device.capacity_mib
         return (
-            node not in world.silent | world.hidden
+            node not in world.silent
+            and self._is_shown[node]
             and (node, uuid) not in world.faulty
             and not total.exclusive
             and not (is_whole and total.slots)

@@ -289,12 +289,6 @@ class Ledger:
         held = self._held.get((node, pod_uid))
         return None if held is None else held.joined()
 
-    def released_id(self, node: str, pod_uid: str) -> str:
-        """Return the id of the allocation whose release is the key's newest record; else empty."""
-        held = self._held.get((node, pod_uid))
-        record = None if held is None else held.record
-        return record.allocation_id if record is not None and record.op == "release" else ""
-
     def carried_of(self, node: str, pod_uid: str) -> tuple[CarriedShare, ...]:
         """Return the partitions that carry the pod's shares, as the node's agent reported them."""
         held = self._held.get((node, pod_uid))

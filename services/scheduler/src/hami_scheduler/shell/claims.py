@@ -209,8 +209,6 @@ class Claims:
         except RequestInvalid as error:
             await self._refuse(claim, node, f"{INVALID}: {error}")
             return
-        if not await self._is_current(claim, node):
-            return
         planned = ClaimPlanned(
             node=node,
             claim_uid=claim.uid,
@@ -221,6 +219,8 @@ class Claims:
             now_s=self._state.clock.now_s(),
             account=_account_of(claim),
         )
+        if not await self._is_current(claim, planned):
+            return
         try:
             holding = await self._binder.book(node, partial(self._state.core.answer, planned))
         except Refused as refused:
@@ -243,13 +243,14 @@ class Claims:
             )
             await self._effects.ledger.confirm(holding)
 
-    async def _is_current(self, claim: ResourceClaim, node: str) -> bool:
+    async def _is_current(self, claim: ResourceClaim, planned: ClaimPlanned) -> bool:
         """Return whether the claim has this allocation, as far as that may be in doubt.
 
         Another replica releases a record when the API server shows that its allocation is gone: a
         replica whose watch lags must not book it again.
         """
-        if self._state.ledger.released_id(node, claim.uid) != claim.allocation_id():
+        is_released = self._state.ledger.state_of(planned.node, claim.uid) == "released"
+        if not is_released or not isinstance(self._state.core.answer(planned), Append):
             return True
         fresh = await self._api.get(claim.namespace, claim.metadata.name)
         if (
