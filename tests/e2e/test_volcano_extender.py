@@ -36,6 +36,7 @@ from tests.support.volcano import API, NAME, USER, Volcano, volcano_or_skip
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real,
+    pytest.mark.volcano,
     pytest.mark.shares_cluster,
     pytest.mark.timeout(400),
 ]
