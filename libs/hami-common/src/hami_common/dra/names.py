@@ -25,7 +25,12 @@ UNHEALTHY: Final = f"{DRIVER}/unhealthy"
 """Taint of a device with a fault."""
 CORDONED: Final = f"{DRIVER}/cordoned"
 """Taint of a device that an operator took out of service."""
+CDI_KIND: Final = f"{DRIVER}/share"
+"""Kind of the CDI devices by which containers get the shares of a claim's request."""
+ORIGIN: Final = "claim"
+"""``origin`` of the ledger's record of a claim, whose ``pod_uid`` is the claim's uid."""
 _LABEL_MOST: Final = 63
+_NAME_MOST: Final = 253
 _HASH_DIGITS: Final = 10
 
 
@@ -55,3 +60,17 @@ def device_name(uuid: str) -> str:
         return label
     digest = sha256(uuid.encode()).hexdigest()[:_HASH_DIGITS]
     return f"{label[: _LABEL_MOST - _HASH_DIGITS - 1].strip('-')}-{digest}".strip("-")
+
+
+def slice_name(node: str, number: int) -> str:
+    """Return the name of the node's slice with this number, from 0."""
+    name = f"{node}-{DRIVER}-{number}"
+    if len(name) <= _NAME_MOST:
+        return name
+    digest = sha256(node.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{digest}-{DRIVER}-{number}"
+
+
+def share_name(claim_uid: str, request: str) -> str:
+    """Return the name of the CDI device of one request; unique for all time, as runtimes cache."""
+    return f"{claim_uid}-{request}"

@@ -31,11 +31,19 @@ Quantities = Annotated[
 ]
 
 
+class ClaimUseView(Struct, frozen=True, kw_only=True):
+    """One of the pod's claims that a container uses: one request of it, or all without a name."""
+
+    name: ObjectText
+    request: ObjectText = ""
+
+
 class ResourcesView(Struct, frozen=True, kw_only=True):
     """``resources`` of a container; quantities as the JSON strings (or numbers) the user wrote."""
 
     limits: Quantities | None = None
     requests: Quantities | None = None
+    claims: Annotated[list[ClaimUseView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
 class SecurityContextView(Struct, frozen=True, kw_only=True):
@@ -212,6 +220,16 @@ SchedulingGates = Annotated[list[SchedulingGateView], Meta(max_length=OBJECT_LIS
 Spreads = Annotated[list[SpreadView], Meta(max_length=OBJECT_LIST_MOST)]
 
 
+class PodClaimView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One ResourceClaim of the pod: in the spec by name or template, in the status as generated."""
+
+    name: ObjectText
+    resource_claim_name: ObjectText | None = None
+
+
+PodClaims = Annotated[list[PodClaimView], Meta(max_length=OBJECT_LIST_MOST)]
+
+
 class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``spec``."""
 
@@ -231,6 +249,7 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     init_containers: Containers | None = None
     ephemeral_containers: Containers | None = None
     volumes: Annotated[list[VolumeView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    resource_claims: PodClaims | None = None
 
 
 class ContainerStateView(Struct, frozen=True, kw_only=True):
@@ -278,6 +297,7 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     container_statuses: Statuses | None = None
     init_container_statuses: Statuses | None = None
     ephemeral_container_statuses: Statuses | None = None
+    resource_claim_statuses: PodClaims | None = None
 
 
 class PodView(Struct, frozen=True, kw_only=True):
@@ -306,6 +326,14 @@ class PodView(Struct, frozen=True, kw_only=True):
         ]
         ordered.extend(("app", container) for container in self.spec.containers)
         return ordered
+
+    def claim_names(self) -> dict[str, str]:
+        """Names of the ResourceClaims that exist, by the names by which the pod's spec calls them.
+
+        A claim made from a template is named in the status.
+        """
+        named = [*(self.spec.resource_claims or []), *(self.status.resource_claim_statuses or [])]
+        return {one.name: one.resource_claim_name for one in named if one.resource_claim_name}
 
     def is_finished(self) -> bool:
         """True when no container of the pod will run again."""
