@@ -59,6 +59,7 @@ from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
 from hami_nodeagent.shell.devicewatch import DeviceWatch
+from hami_nodeagent.shell.draplugin import DraPlugin
 from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.inotify import DirectoryWatch
@@ -78,12 +79,14 @@ from hami_nodeagent.shell.pluginproxy import make_socket_directory
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
 from hami_nodeagent.shell.podsview import PodsView
+from hami_nodeagent.shell.prepare import Preparer
 from hami_nodeagent.shell.recall import RecallWatch
 from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.sequence import Sequence
 from hami_nodeagent.shell.sharing import SharingKeeper
 from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.slices import SliceKeeper, withdraw
 from hami_nodeagent.shell.states import States
 from hami_nodeagent.shell.turn import Turn
 from hami_nodeagent.shell.usage import UsageWatch
@@ -193,6 +196,14 @@ class _Parts:
             vnpu_core=self.vnpu_core,
             partitions=self.partition_answers,
         )
+        self.preparer: Preparer | None = None
+        """Prepared ResourceClaims; those of an earlier run also after DRA was switched off."""
+        if settings.dra.enabled:
+            checkpoint.begin_claims()
+        if checkpoint.has_claims:
+            self.preparer = Preparer(
+                site=self.site, renderer=renderer, limiter=self.limiter, kube=lambda: self.kube
+            )
         self.recorder: EventRecorder | None = None
         self.kube: KubeApi | None = None
         """Set after the first connection to the API server."""
@@ -346,6 +357,10 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
         )
         keep = partial(parts.site.supervisor.keep, expected=(Unavailable,))
         group.start_soon(keep, "PodResources view", view.run)
+    if settings.dra.enabled and parts.preparer is not None:
+        dra_plugin = DraPlugin(site=parts.site, preparer=parts.preparer)
+        keep = partial(parts.site.supervisor.keep, expected=(Unavailable,))
+        group.start_soon(keep, "DRA plugin", dra_plugin.run)
     count_by_vendor: dict[str, int] = {}
     for resource, vendor in parts.vendor_by_resource.items():
         number = count_by_vendor[vendor] = count_by_vendor.get(vendor, 0) + 1
@@ -467,6 +482,12 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         group.start_soon(site.supervisor.keep, "limits", relimiter.run)
         for wall in parts.walls.values():
             group.start_soon(site.supervisor.keep, "memory limits", wall.run)
+        if site.settings.dra.enabled:
+            group.start_soon(
+                site.supervisor.keep, "ResourceSlices", SliceKeeper(site=site, kube=kube).run
+            )
+        else:
+            group.start_soon(withdraw, site, kube)
         parts.kube_ready.set()
 
 
@@ -545,6 +566,8 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
         )
         group.start_soon(keep, "questions", partial(answers.serve, bus))
         parts.allocator.states = states
+        if parts.preparer is not None:
+            parts.preparer.records, parts.preparer.states = feed, states
         parts.bus_ready.set()
 
 

@@ -169,6 +169,30 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Host directory for the CDI specs of partitions, which the container runtime reads."""
 
 
+class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Devices for ResourceClaims, Dynamic Resource Allocation (docs/dra.md).
+
+    All directories are of the host, mounted into the agent under the same paths.
+    """
+
+    enabled: bool = False
+    """Publish devices as ResourceSlices and prepare claims for kubelet. Requires the component
+    ``dra``."""
+    registry_dir: str = "/var/lib/kubelet/plugins_registry"
+    """Directory in which kubelet finds the registration sockets of plugins."""
+    plugin_dir: str = "/var/lib/kubelet/plugins/gpu.hami.io"
+    """Directory of the socket at which kubelet asks the agent to prepare claims."""
+    cdi_dir: str = "/var/run/cdi"
+    """Directory for the CDI specs of claims, which the container runtime reads."""
+    region_dir: str = "/run/hami-claims"
+    """Directory of the usage regions of claims; on a file system in memory."""
+    prepare_wait_s: Annotated[float, Meta(ge=0, le=40)] = 20.0
+    """Longest wait of a call of kubelet for the ledger's record of a claim. Kubelet itself waits
+    45 s, and retries a refused call."""
+    write_s: Annotated[float, Meta(gt=0)] = 1.0
+    """Shortest interval between two writes of the node's ResourceSlices."""
+
+
 class VnpuCoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Location of hami-vnpu-core, the in-container library for soft shares of Ascend chips.
 
@@ -330,3 +354,4 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()
     vnpu_core: VnpuCoreSettings = VnpuCoreSettings()
+    dra: DraSettings = DraSettings()

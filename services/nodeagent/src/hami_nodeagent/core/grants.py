@@ -2,9 +2,10 @@
 """Records the devices granted to each container, and compares them with kubelet's list.
 
 A grant is one answered ``Allocate`` request: this container of this pod holds these kubelet ids of
-one resource, and was given these devices. The book is written to disk before the answer is sent
-(``shell.checkpoint``), so that a restarted agent still has its answers. Grants of a pod end when
-the pod is gone from the API server and from kubelet's list.
+one resource, and was given these devices; or one prepared request of a ResourceClaim. The book is
+written to disk before the answer is sent (``shell.checkpoint``), so that a restarted agent still
+has its answers. Grants of a pod end when the pod is gone from the API server and from kubelet's
+list.
 
 ``compare`` is the agent's self-check (design D9): kubelet's list shows which container holds which
 ids. If ids that were granted to one container are in another one, one of the two runs with shares
@@ -43,6 +44,9 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answer at each start of the container, so the file must stay as long as the grant."""
     adopted: bool = False
     """Learned from kubelet's list after this agent lost its grant file."""
+    is_claim: bool = False
+    """Given to a ResourceClaim: ``pod_uid`` and ``pod`` are the claim's, ``container`` is a request
+    of it, and there are no kubelet ids. It ends when kubelet unprepares the claim."""
 
 
 class GrantFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,6 +91,10 @@ class GrantBook:
         """Pods that hold a grant."""
         return frozenset(self._by_pod)
 
+    def is_claim(self, uid: str) -> bool:
+        """Return whether ``uid`` is that of a claim with grants."""
+        return any(grant.is_claim for grant in self.of_pod(uid))
+
     def find(self, pod_uid: str, container: str, resource: str) -> Grant | None:
         """Return the grant of one container and resource."""
         return self._by_pod.get(pod_uid, {}).get((container, resource))
@@ -113,8 +121,9 @@ class GrantBook:
         )
 
     def to_file(self) -> GrantFile:
-        """Return the book as it is stored."""
-        return GrantFile(version=FILE_VERSION, grants=tuple(self))
+        """Return the book as it is stored; grants of claims are kept with the claims."""
+        grants = tuple(grant for grant in self if not grant.is_claim)
+        return GrantFile(version=FILE_VERSION, grants=grants)
 
 
 class Shown(Struct, frozen=True, kw_only=True):

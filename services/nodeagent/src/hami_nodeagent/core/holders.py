@@ -3,6 +3,7 @@
 
 A container holds a share while its grant exists, its pod is alive and the ledger's newest record of
 the pod names the share: the record's figures count, so a resized share counts with its new size.
+A prepared ResourceClaim is held by the containers that use it.
 Containers that hold only whole devices are not limited (design D33). HAMi's limiter distributes
 compute by its own rules, so for pods that HAMi placed only memory is compared, as for shares of
 devices in a mode without compute limits by the library. Memory in MiB,
@@ -14,6 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hami_common.dra import names
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import Share
@@ -21,7 +23,7 @@ from hami_common.pods.visibility import VARIABLE_BY_VENDOR
 from hami_common.vendors.ascend import is_soft_share
 from hami_common.vendors.handles import is_divisible, needs_instance
 from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
-from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.podfacts import PodFacts
 
@@ -52,6 +54,25 @@ class Holder(Struct, frozen=True, kw_only=True):
     allocation_id: str = ""
     volume: str = ""
     """Name of the pod's volume that holds the usage region; empty when there is none."""
+    claim_uid: str = ""
+    """ResourceClaim by which the container has the share; empty: the pod requested it itself."""
+    request: str = ""
+    """Request of the claim. Containers that use the same request have one share together."""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Owner of the share in the ledger, in grants and in the names of files.
+
+        The pod's uid and the container, or the claim's uid and the request.
+        """
+        if self.claim_uid:
+            return self.claim_uid, self.request
+        return self.pod_uid, self.container
+
+    @property
+    def has_region(self) -> bool:
+        """Return whether the container may have a usage region."""
+        return bool(self.volume or self.claim_uid)
 
 
 def is_whole(share: Share, device: Device | None) -> bool:
@@ -116,6 +137,11 @@ def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | Non
     return None
 
 
+def _is_of_hami(record: AllocationRecord) -> bool:
+    """Return whether HAMi placed the pod, whose limiter then enforces the shares."""
+    return record.origin not in ("", names.ORIGIN)
+
+
 def enforcement_of(
     record: AllocationRecord, grants: GrantBook, pod: PodFacts | None = None
 ) -> Enforcement:
@@ -124,7 +150,7 @@ def enforcement_of(
     ``libvgpu`` where a container was given the library and the variables of all containers with
     shares are known; ``hami`` for a pod that HAMi placed.
     """
-    if record.origin:
+    if _is_of_hami(record):
         return "hami"
     if unseen_containers(grants, record.pod_uid, pod):
         return "none"
@@ -162,7 +188,7 @@ def unheld_vendors(
     have been mounted with the grant. A pod that HAMi placed has HAMi's limiter, whose state this
     agent cannot read.
     """
-    if record.origin:
+    if _is_of_hami(record):
         return ()
     has_library = {(g.container, g.vendor) for g in grants.of_pod(record.pod_uid) if g.library}
     found = set()
@@ -194,39 +220,69 @@ def holders_of(
     devices_by_uuid: Mapping[str, Device],
 ) -> tuple[Holder, ...]:
     """Return all holders, in order of namespace, pod, container and device."""
+    users = _claim_users(pods) if any(grant.is_claim for grant in grants) else {}
     found: list[Holder] = []
     for grant in grants:
-        entry, pod = entries_by_uid.get(grant.pod_uid), pods.find(grant.pod_uid)
-        if pod is None or entry is None or entry.record.op == "release":
+        entry = entries_by_uid.get(grant.pod_uid)
+        if entry is None or entry.record.op == "release":
             continue
-        if not pods.is_alive(grant.pod_uid):
+        shown = next((one for one in entry.record.containers if one.name == grant.container), None)
+        if shown is None:
             continue
-        for container in entry.record.containers:
-            if container.name != grant.container:
-                continue
-            own = [
-                (place, share)
-                for place, share in enumerate(container.shares)
-                if share.vendor == grant.vendor
-            ]
+        own = [
+            (place, share)
+            for place, share in enumerate(shown.shares)
+            if share.vendor == grant.vendor
+        ]
+        for pod, container in _users_of(grant, pods, users):
             found.extend(
                 Holder(
-                    pod_uid=grant.pod_uid,
-                    namespace=grant.namespace,
-                    pod=grant.pod,
-                    container=grant.container,
+                    pod_uid=pod.uid,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=container,
                     vendor=share.vendor,
                     uuid=share.uuid,
                     number=number,
                     place=place,
                     limit_mib=share.memory_mib,
-                    core_pct=0 if entry.record.origin or share.mode else share.core_pct,
+                    core_pct=0 if _is_of_hami(entry.record) or share.mode else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
                     needs_grant=needs_grant(share),
-                    priority=container.priority,
+                    priority=shown.priority,
                     allocation_id=entry.record.allocation_id,
-                    volume=pod.region_volumes.get(container.name, ""),
+                    volume="" if grant.is_claim else pod.region_volumes.get(container, ""),
+                    claim_uid=grant.pod_uid if grant.is_claim else "",
+                    request=grant.container if grant.is_claim else "",
                 )
                 for number, (place, share) in enumerate(own)
             )
     return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container, one.number)))
+
+
+_Users = Mapping[tuple[str, str], Sequence[tuple[PodFacts, str, str]]]
+"""(namespace, claim) → pods and containers that use it, with the request; empty: all requests."""
+
+
+def _claim_users(pods: PodBook) -> _Users:
+    found: dict[tuple[str, str], list[tuple[PodFacts, str, str]]] = {}
+    for pod in pods:
+        if not pods.is_alive(pod.uid):
+            continue
+        for container, uses in pod.claims_by_container.items():
+            for use in uses:
+                user = (pod, container, use.request)
+                found.setdefault((pod.namespace, use.claim), []).append(user)
+    return found
+
+
+def _users_of(grant: Grant, pods: PodBook, users: _Users) -> Sequence[tuple[PodFacts, str]]:
+    """Return the living pods and containers that have what was granted."""
+    if grant.is_claim:
+        return [
+            (pod, container)
+            for pod, container, request in users.get((grant.namespace, grant.pod), ())
+            if request in ("", grant.container)
+        ]
+    pod = pods.find(grant.pod_uid)
+    return [(pod, grant.container)] if pod is not None and pods.is_alive(pod.uid) else []

@@ -56,9 +56,23 @@ def cdi_name(name: str) -> str:
     return f"{KIND}={name}"
 
 
-def spec_of(name: str, edits: ContainerEdits, exists: Callable[[str], bool]) -> bytes:
-    """Return the CDI spec that injects ``edits``; ``exists`` checks optional device nodes."""
-    found: Mapping[str, object] = {
+def spec_of(
+    kind: str, edits_by_name: Mapping[str, ContainerEdits], exists: Callable[[str], bool]
+) -> bytes:
+    """Return the CDI spec of devices that inject edits; ``exists`` checks optional nodes."""
+    document = {
+        "cdiVersion": CDI_VERSION,
+        "kind": kind,
+        "devices": [
+            {"name": name, "containerEdits": _edits(edits, exists)}
+            for name, edits in edits_by_name.items()
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _edits(edits: ContainerEdits, exists: Callable[[str], bool]) -> Edits:
+    found: Edits = {
         "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],
         "deviceNodes": [
             _node(node) for node in edits.devices if not node.optional or exists(node.host_path)
@@ -72,14 +86,7 @@ def spec_of(name: str, edits: ContainerEdits, exists: Callable[[str], bool]) -> 
             for mount in edits.mounts
         ],
     }
-    document = {
-        "cdiVersion": CDI_VERSION,
-        "kind": KIND,
-        "devices": [
-            {"name": name, "containerEdits": {key: part for key, part in found.items() if part}}
-        ],
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+    return {key: part for key, part in found.items() if part}
 
 
 def _node(node: DeviceNode) -> Edits:

@@ -34,6 +34,19 @@ class Ask(Struct, frozen=True, kw_only=True):
     count: int
 
 
+class ClaimUse(Struct, frozen=True, kw_only=True):
+    """One ResourceClaim that a container uses."""
+
+    claim: str
+    """Name of the claim, in the pod's namespace."""
+    request: str = ""
+    """The request that the container uses; empty: all of the claim."""
+
+    def covers(self, claim: str, request: str) -> bool:
+        """Return whether the container has the devices of this request."""
+        return self.claim == claim and self.request in ("", request)
+
+
 class PodFacts(Struct, frozen=True, kw_only=True):
     """Facts about a pod from the API server."""
 
@@ -43,6 +56,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     kind_by_container: Mapping[str, ContainerKind] = {}
     asks_by_resource: Mapping[str, tuple[Ask, ...]] = {}
     """Containers with requests, in the order in which kubelet admits them."""
+    claims_by_container: Mapping[str, tuple[ClaimUse, ...]] = {}
+    """Containers that use ResourceClaims, of any driver."""
     amounts_by_resource: Mapping[str, int] = {}
     """The whole pod's requests for resources that the agent advertises, as kubelet counts them."""
     gone: bool = False
@@ -111,6 +126,7 @@ def facts_of(
         name=pod.metadata.name,
         kind_by_container={container.name: kind for kind, container in pod.containers_in_order()},
         asks_by_resource=_asks(pod, resources),
+        claims_by_container=_claims(pod),
         amounts_by_resource=requests_of(pod, amounts),
         gone=gone,
         finished=pod.is_finished(),
@@ -176,6 +192,21 @@ def _asks(pod: PodView, resources: Collection[str]) -> dict[str, tuple[Ask, ...]
                     Ask(container=container.name, kind=kind, count=math.ceil(value))
                 )
     return {resource: tuple(found) for resource, found in asks.items()}
+
+
+def _claims(pod: PodView) -> dict[str, tuple[ClaimUse, ...]]:
+    names = pod.claim_names()
+    if not names:
+        return {}
+    return {
+        container.name: tuple(
+            ClaimUse(claim=names[use.name], request=use.request)
+            for use in container.resources.claims
+            if use.name in names
+        )
+        for _, container in pod.containers_in_order()
+        if container.resources is not None and container.resources.claims
+    }
 
 
 def requests_of(pod: PodView, resources: Collection[str]) -> dict[str, int]:

@@ -20,7 +20,7 @@ NO_LEVEL = 255
 """Level where no container has one; ``PRIORITY_NO_LEVEL`` of priority.h."""
 DEFAULT_LEVEL = 1
 ContainerKey = tuple[str, str]
-"""(pod uid, container)."""
+"""(pod uid, container), or (claim uid, request)."""
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -123,8 +123,8 @@ class Activity:
 
 
 def key_of(holder: Holder) -> ContainerKey:
-    """Return the container that holds the share."""
-    return holder.pod_uid, holder.container
+    """Return the owner of the share: the container, or the request of a claim."""
+    return holder.owner
 
 
 def rivals_of(holders: Collection[Holder]) -> frozenset[ContainerKey]:

@@ -10,9 +10,14 @@ States and their writers::
                                      partition that they need was read back
     running                          the containers with shares run, or ran to their end; written
                                      again when a container turns out not to be limited
+    bound, again                     a claim that kubelet had unprepared: nothing of it is in use on
+                                     the node any more
     failed                           the agent: kubelet's books contradict a grant; the scheduler:
                                      the share was lost
     released                         the ledger's ``release`` record; never written here
+
+A ResourceClaim (a record with the origin ``claim``) has no pod of its own and is never ``running``:
+it is ``prepared`` from kubelet's first call for it to the last.
 
 One step is decided at a time, from facts alone, so the same facts after a restart give the same
 step. A state of another reservation of the same pod counts as none. ``failed`` is final for its
@@ -23,6 +28,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from hami_common.dra import names
 from hami_common.errors import InvariantBroken
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
 from hami_common.model.placement import ContainerShares
@@ -33,7 +39,7 @@ from hami_nodeagent.core.podfacts import PodFacts
 TRANSITIONS: Mapping[ReportedState | None, frozenset[ReportedState]] = {
     None: frozenset({"bound", "failed"}),
     "bound": frozenset({"prepared", "failed"}),
-    "prepared": frozenset({"running", "failed"}),
+    "prepared": frozenset({"running", "failed", "bound"}),
     "running": frozenset({"running", "failed"}),
     "failed": frozenset(),
 }
@@ -84,21 +90,39 @@ def next_step(
         return None
     if failure is not None:
         return _step(record, now, Step(state="failed", code=failure.code, reason=failure.reason))
+    if record.origin == names.ORIGIN:
+        return _step_of_claim(record, now, grants)
     if pod is None or pod.signed is None or pod.signed.allocation_id != record.allocation_id:
         return None
-    names = tuple(shares.name for shares in record.containers)
+    containers = tuple(shares.name for shares in record.containers)
     if now is None:
-        return Step(state="bound", containers=names)
+        return Step(state="bound", containers=containers)
     if (
         now == "bound"
         and is_divided
         and all(_has_grants(pod, shares, grants) for shares in record.containers)
     ):
-        return _step(record, now, Step(state="prepared", containers=names))
+        return _step(record, now, Step(state="prepared", containers=containers))
     if now == "prepared" and (reached := _running(pod, record)):
         return _step(record, now, Step(state="running", containers=reached))
     if now == "running" and is_unlimited and state is not None and state.enforcement != "none":
         return _step(record, now, Step(state="running", containers=state.containers))
+    return None
+
+
+def _step_of_claim(
+    record: AllocationRecord, now: ReportedState | None, grants: GrantBook
+) -> Step | None:
+    """Return the next state of a claim by its grants, which end when it is unprepared."""
+    containers = tuple(shares.name for shares in record.containers)
+    is_prepared = any(
+        grant.allocation_id == record.allocation_id for grant in grants.of_pod(record.pod_uid)
+    )
+    if is_prepared and now != "prepared":
+        state: ReportedState = "bound" if now is None else "prepared"
+        return _step(record, now, Step(state=state, containers=containers))
+    if not is_prepared and now == "prepared":
+        return _step(record, now, Step(state="bound", containers=containers))
     return None
 
 

@@ -76,9 +76,13 @@ class Answers:
             holder = row.holder
             pod = self._site.picture.pods.find(holder.pod_uid)
             if pod is not None:
-                agent_file = self._site.checkpoint.limits_file(holder.pod_uid, holder.container)
+                agent_file = self._site.checkpoint.limits_file(*holder.owner)
                 key = (holder.pod_uid, holder.container)
-                paths[key] = limits_path(pods_dir, agent_file, pod, holder.container)
+                paths[key] = (
+                    agent_file
+                    if holder.claim_uid
+                    else limits_path(pods_dir, agent_file, pod, holder.container)
+                )
         files = await anyio.to_thread.run_sync(read_all, list(paths.items()))
         shares: list[ShareNow] = []
         for row in rows:
@@ -127,10 +131,11 @@ class Answers:
             return True
         if not holder.needs_grant:
             return bool(self._holding(holder.vendor))
+        uid, container = holder.owner
         return any(
             grant.library
-            for grant in self._site.picture.grants.of_pod(holder.pod_uid)
-            if (grant.container, grant.vendor) == (holder.container, holder.vendor)
+            for grant in self._site.picture.grants.of_pod(uid)
+            if (grant.container, grant.vendor) == (container, holder.vendor)
         )
 
     async def check(self) -> bytes:

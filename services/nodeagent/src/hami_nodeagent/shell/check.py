@@ -207,7 +207,8 @@ class SelfCheck:
         over = [
             uid
             for uid in self._picture.grants.pod_uids()
-            if self._is_over(uid, self._picture.grants.of_pod(uid), listed)
+            if not self._picture.grants.is_claim(uid)  # kubelet unprepares claims
+            and self._is_over(uid, self._picture.grants.of_pod(uid), listed)
         ]
         for uid in over:
             count = self._picture.grants.drop_pod(uid)
@@ -229,7 +230,8 @@ class SelfCheck:
         self._pods.forget(gone_before_s=now_s - self._site.settings.remember_gone_s)
         picture = self._picture
         for uid, entry in list(picture.entries_by_uid.items()):
-            if entry.record.op == "release" and picture.pods.find(uid) is None:
+            is_over = picture.pods.find(uid) is None and not picture.grants.is_claim(uid)
+            if entry.record.op == "release" and is_over:
                 del picture.entries_by_uid[uid]
                 picture.states_by_uid.pop(uid, None)
                 picture.failures_by_uid.pop(uid, None)

@@ -26,6 +26,8 @@ from hami_nodeagent.core.modes import ModesFile
 from hami_nodeagent.core.partition_specs import Rendering
 from hami_nodeagent.core.partitions import FILE_VERSION as JOURNAL_VERSION
 from hami_nodeagent.core.partitions import JournalFile
+from hami_nodeagent.core.resourceclaims import FILE_VERSION as CLAIMS_VERSION
+from hami_nodeagent.core.resourceclaims import Prepared
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Checkpoint:
         self._partitions = directory / "partitions.json"
         self._modes = directory / "modes.json"
         self._renderings = directory / "renderings"
+        self._claims = directory / "claims"
         self.devices_turn = anyio.Lock()
         """Held while devices are collected and stored: vendors do so concurrently, and the last
         file written must have the newest devices of each."""
@@ -122,6 +125,35 @@ class Checkpoint:
             for directory in self._renderings.iterdir():
                 if not is_kept(directory.name):
                     shutil.rmtree(directory, ignore_errors=True)
+
+    def load_claims(self) -> tuple[Prepared, ...]:
+        """Return the prepared claims of the last run."""
+        files = sorted(self._claims.glob("*.json"))
+        found = [_load(path, Prepared) for path in files]
+        return tuple(one for one in found if one is not None and one.version == CLAIMS_VERSION)
+
+    def save_claim(self, claim: Prepared) -> None:
+        """Store a prepared claim."""
+        _write(self._claims / f"{claim.uid}.json", encode(claim))
+
+    def remove_claim(self, uid: str) -> None:
+        """Remove a claim and its limits files; those that are absent are no error."""
+        shutil.rmtree(self._limits / uid, ignore_errors=True)
+        (self._claims / f"{uid}.json").unlink(missing_ok=True)
+
+    @property
+    def has_claims(self) -> bool:
+        """Return whether claims were served on this node, by this run or an earlier one."""
+        return self._claims.is_dir()
+
+    def begin_claims(self) -> None:
+        """Note that claims are served on this node."""
+        self._claims.mkdir(exist_ok=True)
+
+    def end_claims(self) -> None:
+        """Note that claims are served no more; has no effect while prepared ones are left."""
+        if not any(self._claims.glob("*.json")):
+            shutil.rmtree(self._claims, ignore_errors=True)
 
     def write_spec(self, path: Path, data: bytes) -> None:
         """Put a CDI spec where the container runtime reads it; one that is the same stays."""

@@ -49,14 +49,13 @@ class LoaderWatch:
     def _unjudged(self, holders: Sequence[Holder]) -> dict[str, ContainerKey]:
         """Return the running containers to look at, by id, and forget those that are gone."""
         picture = self._site.picture
-        wanted = {
+        granted = {(grant.pod_uid, grant.container) for grant in picture.grants if grant.library}
+        given = {
             (holder.pod_uid, holder.container)
             for holder in holders
             if holder.vendor in LIMITED_VENDORS and holder.needs_grant and not holder.is_whole
+            if holder.owner in granted
         }
-        given = {
-            (grant.pod_uid, grant.container) for grant in picture.grants if grant.library
-        } & wanted
         running = {
             container_id: (pod.uid, container)
             for pod in picture.pods

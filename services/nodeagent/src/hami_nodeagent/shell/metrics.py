@@ -14,6 +14,7 @@ KINDS = (
     "breach",
     "canonical-devices",
     "card",
+    "claim",
     "check",
     "container",
     "device",
@@ -77,6 +78,33 @@ class RecallMetrics:
             "hami_recall_failures",
             "Containers that could not be parked, or not be returned (restore), by reason.",
             ("reason",),
+            registry=registry,
+        )
+
+
+class ClaimMetrics:
+    """Metrics of ResourceClaims and ResourceSlices."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.prepared = Gauge(
+            "hami_nodeagent_claims", "ResourceClaims that are prepared.", registry=registry
+        )
+        self.prepares = Counter(
+            "hami_nodeagent_claim_prepares",
+            "Calls to prepare a ResourceClaim, by outcome: ok or the code of the refusal.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "hami_nodeagent_claim_prepare_seconds",
+            "Time to prepare a ResourceClaim or to refuse it.",
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.slice_writes = Counter(
+            "hami_nodeagent_slice_writes",
+            "Writes of the node's ResourceSlices, by verb.",
+            ("verb",),
             registry=registry,
         )
 
@@ -258,7 +286,11 @@ class Metrics:
         self.partition_seconds = seconds(
             "partition", "Time to make or remove a partition.", "vendor", "doing"
         )
-        self.recall, self.overcommit = RecallMetrics(registry), OvercommitMetrics(registry)
+        self.recall, self.overcommit, self.claims = (
+            RecallMetrics(registry),
+            OvercommitMetrics(registry),
+            ClaimMetrics(registry),
+        )
         self.bus_connected = gauge("bus_connected", "1 while the connection to NATS is up.")
         self.checkpoint_failures = counter(
             "checkpoint_failures", "Writes of the state directory that failed."

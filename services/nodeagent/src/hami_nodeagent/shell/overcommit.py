@@ -40,7 +40,7 @@ from hami_nodeagent.core.usage import Row
 from hami_nodeagent.shell.doorbell import Doorbells
 from hami_nodeagent.shell.gates import Gates
 from hami_nodeagent.shell.living import Living
-from hami_nodeagent.shell.regions import read_region, region_path
+from hami_nodeagent.shell.regions import read_region, region_of
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
 
@@ -79,7 +79,6 @@ class OvercommitWatch:
         self._look = look
         self._events = events
         self._proc = Path(site.settings.host_proc)
-        self._pods_dir = Path(site.settings.pods_dir)
         self._living = Living(self._proc)
         self._book = PressureBook()
         self._thrash = Thrash()
@@ -191,9 +190,7 @@ class OvercommitWatch:
     def _tenant(self, key: ContainerKey, holders: Sequence[Holder]) -> Tenant:
         is_open = self._gates.is_open(key)
         first = holders[0]
-        region = read_region(
-            region_path(self._pods_dir, first.pod_uid, first.volume), self._living.dead_of
-        )
+        region = read_region(region_of(self._site.settings, first), self._living.dead_of)
         return Tenant(
             key=key,
             level=min(level_of(one) for one in holders),

@@ -22,7 +22,7 @@ from hami_common.vendors.protocol import BindMount, ContainerEdits
 from hami_nodeagent.core.board import ContainerStarted
 from hami_nodeagent.core.claims import Claim, Code, Refuse
 from hami_nodeagent.core.grants import Grant
-from hami_nodeagent.core.partition_specs import Rendering, cdi_name, spec_name, spec_of
+from hami_nodeagent.core.partition_specs import KIND, Rendering, cdi_name, spec_name, spec_of
 from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.partitions import Partitions
@@ -221,7 +221,7 @@ class PartitionAnswers:
             await anyio.to_thread.run_sync(self._site.checkpoint.save_rendering, rendering)
 
     def _write_spec(self, name: str, edits: ContainerEdits) -> None:
-        data = spec_of(name, edits, lambda path: Path(path).exists())
+        data = spec_of(KIND, {name: edits}, lambda path: Path(path).exists())
         self._site.checkpoint.write_spec(self._spec_file(name), data)
 
     def _spec_file(self, name: str) -> Path:

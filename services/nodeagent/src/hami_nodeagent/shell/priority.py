@@ -44,7 +44,7 @@ from hami_nodeagent.core.region import Work, owners
 from hami_nodeagent.shell.doorbell import DIRECTORY_NAME, Doorbells
 from hami_nodeagent.shell.futex import wake_all
 from hami_nodeagent.shell.living import Living
-from hami_nodeagent.shell.regions import read_activity, read_slots, region_path
+from hami_nodeagent.shell.regions import read_activity, read_slots, region_of
 from hami_nodeagent.shell.site import Site
 
 MAGIC = 0x315052494D414856
@@ -167,7 +167,6 @@ class PriorityKeeper:
         settings = site.settings
         self._site = site
         self._picture = site.picture
-        self._pods_dir = Path(settings.pods_dir)
         self._path = Path(settings.priority.directory) / FILE_NAME
         self._activity = Activity(
             hold_s=settings.priority.hold_s, rung_hold_s=settings.priority.lease_s
@@ -327,12 +326,9 @@ class PriorityKeeper:
                 self._picture.grants,
                 self._picture.view.devices_by_uuid,
             )
-            if not holder.is_whole and holder.volume
+            if not holder.is_whole and holder.has_region
         )
-        self._regions = {
-            key_of(one): region_path(self._pods_dir, one.pod_uid, one.volume)
-            for one in self._holders
-        }
+        self._regions = {key_of(one): region_of(self._site.settings, one) for one in self._holders}
         self._rivals = rivals_of(self._holders)
         self.bells.listen(self._regions)
         self._activity.keep_only(self._regions)

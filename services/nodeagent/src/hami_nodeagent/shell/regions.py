@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import (
     FILE_NAME,
@@ -27,6 +28,7 @@ from hami_nodeagent.core.region import (
     parse,
     parse_header,
 )
+from hami_nodeagent.settings import Settings
 
 T = TypeVar("T")
 
@@ -36,6 +38,13 @@ _EMPTY_DIR = "kubernetes.io~empty-dir"
 def region_path(pods_dir: Path, pod_uid: str, volume: str) -> Path:
     """Return the path of the region in the volume, below kubelet's directory of pods."""
     return pods_dir / pod_uid / "volumes" / _EMPTY_DIR / volume / FILE_NAME
+
+
+def region_of(settings: Settings, holder: Holder) -> Path:
+    """Return the path of the region of a holder that may have one."""
+    if holder.claim_uid:
+        return Path(settings.dra.region_dir) / holder.claim_uid / holder.request / FILE_NAME
+    return region_path(Path(settings.pods_dir), holder.pod_uid, holder.volume)
 
 
 def read_region(path: Path, find_dead: FindDead | None = None) -> Region | Refused:

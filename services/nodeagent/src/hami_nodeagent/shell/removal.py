@@ -22,12 +22,15 @@ from pathlib import Path
 from hami_common.errors import SettingsInvalid
 from hami_common.runtime.settings import load
 from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell.draplugin import REGISTRATION_SOCKET
 from hami_nodeagent.shell.install import mapped_inodes
 from hami_nodeagent.shell.pluginproxy import PLUGIN_SOCKETS
 
 TERMINATION_LOG = Path("/dev/termination-log")
 CDI_SPECS = "hami-*.*.*.json"
 """Names of the specifications that ``partition_answers`` writes."""
+CLAIM_SPECS = f"hami-{'-'.join('?' * count for count in (8, 4, 4, 4, 12))}.json"
+"""Names of the CDI specifications of claims: by the claim's uid."""
 LINKS_MOST = 40
 MESSAGE_BYTES = 4000
 """Kubelet keeps 4,096 bytes of a termination message."""
@@ -50,10 +53,14 @@ class Removal:
         settings = self._settings
         self._remove_files(settings.device_plugin_dir, PLUGIN_SOCKETS)
         self._remove_files(settings.partitions.cdi_dir, CDI_SPECS)
+        self._remove_files(settings.dra.cdi_dir, CLAIM_SPECS)
+        self._remove_files(settings.dra.registry_dir, REGISTRATION_SOCKET)
         directories = [
             settings.state_dir,
             settings.library_dir,
             settings.priority.directory,
+            settings.dra.plugin_dir,
+            settings.dra.region_dir,
             f"{settings.vnpu_core.library_dir}/containers",
             settings.vnpu_core.region_dir,
         ]

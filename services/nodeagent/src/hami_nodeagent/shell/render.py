@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.model.device import Device
-from hami_common.model.placement import ContainerShares
+from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods import limits
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import BindMount, ContainerEdits, RenderContext
@@ -84,12 +84,24 @@ class Renderer:
 
     def context(self, claim: Claim, library_mounts: Sequence[BindMount]) -> RenderContext:
         """Return the input for rendering: this node's settings and the volumes of the pod."""
+        has_region = claim.container in claim.pod.region_volumes
+        return self.context_of(claim.own, claim.devices, library_mounts, has_region=has_region)
+
+    def context_of(
+        self,
+        own: Sequence[Share],
+        devices: Sequence[Device],
+        library_mounts: Sequence[BindMount],
+        *,
+        has_region: bool,
+    ) -> RenderContext:
+        """Return the input for rendering shares of one vendor and their devices."""
         settings = self._settings
         return RenderContext(
             mode=settings.injection,
-            is_limited=needs_library(claim.own, claim.devices),
-            region_file=(limits.REGION_FILE if claim.container in claim.pod.region_volumes else ""),
-            memory_oversubscribed=uses_managed_memory(claim.devices),
+            is_limited=needs_library(own, devices),
+            region_file=limits.REGION_FILE if has_region else "",
+            memory_oversubscribed=uses_managed_memory(devices),
             library_log_level=settings.library_log_level,
             core_policy=settings.core_policy,
             mps_dir=settings.drivers.nvidia.mps_dir,

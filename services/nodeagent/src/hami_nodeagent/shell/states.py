@@ -19,6 +19,7 @@ from anyio.abc import TaskStatus
 from opentelemetry.trace import SpanKind
 
 from hami_common.bus import subjects
+from hami_common.dra import names
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode_on, encode, event_headers
@@ -50,6 +51,22 @@ def _uid_of(key: str) -> str:
         return subjects.parse_allocation_key(key)[1]
     except WireInvalid:
         return ""
+
+
+def _noun(record: AllocationRecord) -> str:
+    return "claim" if record.origin == names.ORIGIN else "pod"
+
+
+def _regarding(record: AllocationRecord) -> ObjectRef:
+    """Return the object that the record is of."""
+    is_claim = record.origin == names.ORIGIN
+    return ObjectRef(
+        kind="ResourceClaim" if is_claim else "Pod",
+        api_version=f"{names.GROUP}/{names.VERSION}" if is_claim else "v1",
+        name=record.pod,
+        namespace=record.namespace,
+        uid=record.pod_uid,
+    )
 
 
 def nothing_holds(vendor: str) -> str:
@@ -258,9 +275,7 @@ class States:
         recorder = self._events()
         if step.state == "failed" and recorder is not None:
             await recorder.record(
-                ObjectRef(
-                    kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid
-                ),
+                _regarding(record),
                 reason="AllocationFailed",
                 message=f"{step.code}: {step.reason}",
                 kind="Warning",
@@ -317,8 +332,8 @@ class States:
         messages = []
         if vendors:
             messages.append(
-                f"nothing keeps this pod from using more than its share of {', '.join(vendors)} "
-                "devices: the share is booked, not enforced"
+                f"nothing keeps this {_noun(record)} from using more than its share of "
+                f"{', '.join(vendors)} devices: the share is booked, not enforced"
             )
         unseen = unseen_containers(
             self._picture.grants, record.pod_uid, self._picture.pods.find(record.pod_uid)
@@ -330,9 +345,7 @@ class States:
             )
         for message in messages:
             await recorder.record(
-                ObjectRef(
-                    kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid
-                ),
+                _regarding(record),
                 reason="ShareNotHeld",
                 message=message,
                 kind="Warning",

@@ -42,7 +42,7 @@ from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.loaders import LoaderWatch
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
-from hami_nodeagent.shell.regions import read_region, region_path
+from hami_nodeagent.shell.regions import read_region, region_of
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
 
@@ -65,7 +65,6 @@ class UsageWatch:
         self._teller = teller
         self._loaders = LoaderWatch(site=site, report=teller.tell_unlimited)
         self._drivers = tuple(drivers)
-        self._pods_dir = Path(settings.pods_dir)
         self._proc = Path(settings.host_proc)
         self._living = Living(self._proc)
         self._chance = random.SystemRandom()
@@ -290,9 +289,9 @@ class UsageWatch:
             (one.holder.pod_uid, one.holder.container): one.counted.launches
             for one in shown.containers
         }
-        namespaces = {one.pod_uid: one.namespace for one in holders}
-        held = {(one.pod_uid, one.uuid) for one in holders}
-        names = {one.pod_uid: (one.namespace, one.pod) for one in holders}
+        namespaces = {one.owner[0]: one.namespace for one in holders}
+        held = {(one.owner[0], one.uuid) for one in holders}
+        names = {one.owner[0]: (one.namespace, one.pod) for one in holders}
         found, failed = sift(
             namespaces.items(),
             lambda item: [
@@ -332,16 +331,19 @@ class UsageWatch:
     def _read_regions(
         self, holders: Sequence[Holder]
     ) -> tuple[dict[ContainerKey, Region], list[tuple[ContainerKey, Exception]]]:
-        volumes = {(one.pod_uid, one.container): one.volume for one in holders if one.volume}
-        read, failed = sift(volumes, lambda key: self._read_region(key, volumes[key]))
+        paths = {
+            (one.pod_uid, one.container): region_of(self._site.settings, one)
+            for one in holders
+            if one.has_region
+        }
+        read, failed = sift(paths, lambda key: self._read_region(paths[key]))
         regions = {key: found for key, found in read if found is not None}
         self._living.keep_only(
             [one.owner for found in regions.values() for one in (*found.processes, *found.ended)]
         )
         return regions, failed
 
-    def _read_region(self, key: ContainerKey, volume: str) -> Region | None:
-        path = region_path(self._pods_dir, key[0], volume)
+    def _read_region(self, path: Path) -> Region | None:
         found = read_region(path, self._living.dead_of)
         if isinstance(found, Region):
             return found

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides whether a ResourceClaim may be prepared on this node: the last gate before containers.
+
+kube-scheduler allocates devices to claims from slices that may be stale, and the API server cannot
+check the sum. So a claim is prepared only while the ledger's newest record of the claim names the
+devices and amounts of ``status.allocation``, and only if all shares that were given on a device
+fit into it (ADR 38). ``Wait`` means that an update may allow it; kubelet also retries every refused
+call. Refusals become ``hami: <code>: <sentence>`` in the pod's Events.
+
+Outside document: ``resource.k8s.io/v1``. Memory in MiB, compute in percent. No I/O and no clock.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+from hami_common.bounds import LIST_MOST, Name, ObjectText, Uid
+from hami_common.dra import names
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.model.device import Device
+from hami_common.model.placement import NOTHING, Booked, ContainerShares, Share, booked_by_device
+from hami_common.units import parse_quantity, shown
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.core.slices import is_published
+
+_MIB: Final = 1 << 20
+
+
+class Code(StrEnum):
+    """Reason for a refusal: a word in Events of the pod whose meaning never changes."""
+
+    CLAIM_UNKNOWN = "claim-unknown"
+    """The API server has no claim of this name and uid."""
+    NOT_ALLOCATED = "not-allocated"
+    """The claim has no allocated devices of this node."""
+    ADMIN_ACCESS = "admin-access"
+    """The claim asks for access to all of a device beside its shares."""
+    LEDGER_UNKNOWN = "ledger-unknown"
+    """The ledger has no record for the claim."""
+    LEDGER_MISMATCH = "ledger-mismatch"
+    """The ledger's record and the claim's allocation differ in a device or an amount."""
+    LEDGER_UNREADABLE = "ledger-unreadable"
+    """The newest record or state of the claim cannot be read."""
+    STATE_FAILED = "state-failed"
+    """The allocation was marked as failed."""
+    DEVICE_UNKNOWN = "device-unknown"
+    """The claim names a device that this node does not have, or does not share by limits."""
+    DEVICE_UNHEALTHY = "device-unhealthy"
+    """The allocated device is unhealthy."""
+    DEVICE_FULL = "device-full"
+    """The shares that containers were given leave too little of the device."""
+    POD_UNKNOWN = "pod-unknown"
+    """The API server has not shown a pod of this node that uses the claim."""
+    SEVERAL_REQUESTS = "several-requests"
+    """A container would have shares by more than one request."""
+    DEVICES_OVERRIDDEN = "devices-overridden"
+    """A variable of a container selects devices that the node did not give."""
+    LIMITS_HIDDEN = "limits-hidden"
+    """A mount of a pod would hide or unhook the enforcement of the share."""
+    LIMITER_MISSING = "limiter-missing"
+    """The library that enforces the share cannot be installed on this node."""
+    API_UNAVAILABLE = "api-unavailable"
+    """The API server does not answer."""
+    HOST_FAILED = "host-failed"
+    """The agent could not write its state on this host."""
+    INTERNAL = "internal"
+    """A bug of the agent."""
+
+
+class Refuse(Struct, frozen=True, kw_only=True):
+    """A refusal, with one sentence for the pod's Events."""
+
+    code: Code
+    text: str
+
+    @property
+    def message(self) -> str:
+        """Return the text for kubelet."""
+        return f"hami: {self.code}: {self.text}"
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """No decision is possible yet. Refuse with this code if no update arrives in time."""
+
+    code: Code
+    text: str
+
+
+class ResultView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One allocated device of a claim."""
+
+    request: ObjectText
+    driver: ObjectText
+    pool: ObjectText
+    device: ObjectText
+    admin_access: bool | None = None
+    share_id: ObjectText | None = field(default=None, name="shareID")
+    consumed_capacity: dict[str, str | int | float] | None = None
+
+    @property
+    def main(self) -> str:
+        """Return the request that containers name: of ``main/sub`` the first part."""
+        return self.request.partition("/")[0]
+
+
+class DevicesView(Struct, frozen=True, kw_only=True):
+    """``status.allocation.devices``."""
+
+    results: Annotated[list[ResultView], Meta(max_length=LIST_MOST)] | None = None
+
+
+class AllocationView(Struct, frozen=True, kw_only=True):
+    """``status.allocation``."""
+
+    devices: DevicesView = DevicesView()
+
+
+class StatusView(Struct, frozen=True, kw_only=True):
+    """``status``."""
+
+    allocation: AllocationView | None = None
+
+
+class MetadataView(Struct, frozen=True, kw_only=True):
+    """``metadata``."""
+
+    name: Name
+    namespace: Name
+    uid: Uid
+
+
+class ClaimView(Struct, frozen=True, kw_only=True):
+    """A ResourceClaim, the fields that we read."""
+
+    metadata: MetadataView
+    status: StatusView = StatusView()
+
+    @property
+    def title(self) -> str:
+        """Return the claim's name for messages."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    def results(self) -> tuple[ResultView, ...]:
+        """Return the allocated devices of our driver, in the claim's order."""
+        allocation = self.status.allocation
+        found = (allocation.devices.results or []) if allocation is not None else []
+        return tuple(one for one in found if one.driver == names.DRIVER)
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """The node's state that a decision depends on."""
+
+    node: str
+    entry: Entry | None
+    """Newest ledger record under the claim's uid."""
+    state: StateRecord | None
+    unreadable: str = ""
+    """Reason why record or state may be stale; empty if both are current."""
+    devices: Collection[Device]
+    faulty: Collection[str] = ()
+    sound: Collection[str] = ()
+    pods: Collection[PodFacts]
+    """Pods of the node whose containers may run."""
+    given: Mapping[str, Booked] = {}
+    """Shares that other containers were given, by device."""
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """A claim that may be prepared."""
+
+    record: AllocationRecord
+    devices_by_uuid: Mapping[str, Device]
+    """Devices of the record's shares."""
+
+
+def decide(claim: ClaimView, facts: Facts) -> Given | Wait | Refuse:
+    """Return whether the claim may be prepared now."""
+    results = claim.results()
+    if not results:
+        return Refuse(
+            code=Code.NOT_ALLOCATED,
+            text=f"claim {claim.title} has no devices of driver {names.DRIVER}",
+        )
+    by_name = {names.device_name(one.uuid): one for one in facts.devices}
+    asked: dict[str, list[tuple[str, int, int]]] = {}
+    used: dict[str, Device] = {}
+    for result in results:
+        checked = _checked(claim, result, facts, by_name)
+        if isinstance(checked, Refuse):
+            return checked
+        device, memory_mib, core_pct = checked
+        used[device.uuid] = device
+        asked.setdefault(result.main, []).append((device.uuid, memory_mib, core_pct))
+    lack = _record_lack(claim, facts, asked)
+    if lack is not None:
+        return lack
+    assert facts.entry is not None  # noqa: S101 - `_record_lack` found the record
+    record = facts.entry.record
+    hindrance = _hindrance(claim, facts.pods, asked)
+    if hindrance is not None:
+        return hindrance
+    for uuid, booked in booked_by_device(record.containers).items():
+        if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
+            return Wait(code=Code.DEVICE_FULL, text=f"claim {claim.title}: {text}")
+    return Given(record=record, devices_by_uuid=used)
+
+
+def _checked(
+    claim: ClaimView, result: ResultView, facts: Facts, by_name: Mapping[str, Device]
+) -> tuple[Device, int, int] | Refuse:
+    """Return a result's device, memory and compute."""
+    where = f"claim {claim.title}, request {result.request}"
+    if result.admin_access:
+        return Refuse(
+            code=Code.ADMIN_ACCESS,
+            text=f"{where}: adminAccess is not supported; remove it from the claim",
+        )
+    if result.pool != names.pool_name(facts.node):
+        return Refuse(
+            code=Code.NOT_ALLOCATED, text=f"{where}: {shown(result.pool)} is not this node's pool"
+        )
+    device = by_name.get(result.device)
+    if device is None or not is_published(device):
+        return Refuse(
+            code=Code.DEVICE_UNKNOWN,
+            text=f"{where}: this node has no device {shown(result.device)} that is shared by "
+            "limits; delete the pod",
+        )
+    if device.uuid not in facts.sound and (not device.healthy or device.uuid in facts.faulty):
+        return Refuse(
+            code=Code.DEVICE_UNHEALTHY,
+            text=f"{where}: device {device.uuid} is unhealthy: {device.health_reason or 'a fault'}",
+        )
+    memory = parse_quantity(str((result.consumed_capacity or {}).get(names.MEMORY, "")))
+    cores = parse_quantity(str((result.consumed_capacity or {}).get(names.CORES, "0")))
+    if memory is None or cores is None:
+        return Refuse(
+            code=Code.NOT_ALLOCATED,
+            text=f"{where}: status.allocation lacks consumedCapacity; Kubernetes needs the "
+            "feature gate DRAConsumableCapacity (on since 1.36)",
+        )
+    return device, -(-memory // _MIB), -(-cores // 1)
+
+
+def _record_lack(
+    claim: ClaimView, facts: Facts, asked: Mapping[str, Sequence[tuple[str, int, int]]]
+) -> Wait | None:
+    """Return why the ledger does not confirm the claim's allocation; ``None`` if it does."""
+    if facts.unreadable:
+        return Wait(code=Code.LEDGER_UNREADABLE, text=f"claim {claim.title}: {facts.unreadable}")
+    record = facts.entry.record if facts.entry is not None else None
+    if record is None or record.op == "release" or record.origin != names.ORIGIN:
+        return Wait(
+            code=Code.LEDGER_UNKNOWN,
+            text=f"the ledger has no record of claim {claim.title}; Events of the claim give the "
+            "reason",
+        )
+    state = facts.state
+    if (
+        state is not None
+        and state.state == "failed"
+        and state.allocation_id == record.allocation_id
+    ):
+        return Wait(
+            code=Code.STATE_FAILED,
+            text=f"the allocation of claim {claim.title} failed: {state.code}: {state.reason}",
+        )
+    booked = {
+        container.name: sorted((one.uuid, one.memory_mib, one.core_pct) for one in container.shares)
+        for container in record.containers
+    }
+    if booked != {request: sorted(shares) for request, shares in asked.items()}:
+        return Wait(
+            code=Code.LEDGER_MISMATCH,
+            text=f"claim {claim.title}: the ledger has {_text(booked)}, the claim's allocation is "
+            f"{_text(asked)}",
+        )
+    return None
+
+
+def _hindrance(
+    claim: ClaimView, pods: Collection[PodFacts], requests: Collection[str]
+) -> Wait | Refuse | None:
+    """Return why a pod that uses the claim must not start with it; ``None`` if it may.
+
+    Each container has one limits file and one usage region, so it can have one request.
+    """
+    namespace, name = claim.metadata.namespace, claim.metadata.name
+    is_used = False
+    for pod in pods:
+        for container, uses in pod.claims_by_container.items():
+            own = [one for one in requests for use in uses if use.covers(name, one)]
+            if pod.namespace != namespace or not own:
+                continue
+            is_used = True
+            asks = [one for asked in pod.asks_by_resource.values() for one in asked]
+            if len(set(own)) > 1 or any(ask.container == container for ask in asks):
+                return Refuse(
+                    code=Code.SEVERAL_REQUESTS,
+                    text=f"pod {pod.title}: container {container} has shares by several requests; "
+                    "name one request of the claim in its resources.claims",
+                )
+            if text := pod.own_devices.get(container, ""):
+                return Refuse(code=Code.DEVICES_OVERRIDDEN, text=f"pod {pod.title}: {text}")
+            if text := pod.hidden_limits.get(container, ""):
+                return Refuse(code=Code.LIMITS_HIDDEN, text=f"pod {pod.title}: {text}")
+    if is_used:
+        return None
+    return Wait(
+        code=Code.POD_UNKNOWN,
+        text=f"no container of a pod that the API server showed uses claim {claim.title}",
+    )
+
+
+def _text(shares: Mapping[str, Sequence[tuple[str, int, int]]]) -> str:
+    return "; ".join(
+        f"{request}: "
+        + ", ".join(f"{uuid} {memory} MiB {cores} %" for uuid, memory, cores in sorted(of_request))
+        for request, of_request in sorted(shares.items())
+    )
+
+
+def _excess(device: Device, own: Booked, given: Booked) -> str:
+    """Return what of the device is too little for a further share; empty if all fits."""
+    total = own.plus(given)
+    if given.exclusive or (own.exclusive and given != NOTHING):
+        return f"device {device.uuid} is given to one container alone"
+    for what, value, most in (
+        ("MiB of memory", total.memory_mib, device.capacity_mib),
+        ("percent of compute", total.core_pct, device.capacity_core_pct),
+        ("shares", total.slots, device.slots),
+    ):
+        if value > most:
+            return f"containers would have {value} of {most} {what} of device {device.uuid}"
+    return ""
+
+
+def given_shares(containers_by_owner: Iterable[Iterable[ContainerShares]]) -> dict[str, Booked]:
+    """Return the sum of the shares of all owners (pods and claims), by device."""
+    found: dict[str, Booked] = {}
+    for containers in containers_by_owner:
+        for uuid, booked in booked_by_device(containers).items():
+            found[uuid] = found[uuid].plus(booked) if uuid in found else booked
+    return found
+
+
+# ---------------------------------------------------------------------------- prepared claims
+
+FILE_VERSION: Final = 1
+
+
+class PreparedDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device as kubelet is told of it."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    cdi_ids: tuple[str, ...] = ()
+
+
+class Prepared(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A prepared claim, as the agent keeps it until the claim is unprepared."""
+
+    version: int = FILE_VERSION
+    uid: str
+    namespace: str
+    name: str
+    allocation_id: str
+    containers: tuple[ContainerShares, ...]
+    """Shares given, by request."""
+    devices: tuple[PreparedDevice, ...]
+    grants: tuple[Grant, ...]
+    spec: str
+    """The CDI file: the same text again after a restart."""
+
+    def is_of(self, record: AllocationRecord) -> bool:
+        """Return whether it was prepared for this reservation."""
+        return (self.allocation_id, self.containers) == (record.allocation_id, record.containers)
+
+
+def prepared_devices(
+    claim: ClaimView, cdi_ids: Mapping[str, tuple[str, ...]]
+) -> tuple[PreparedDevice, ...]:
+    """Return the claim's devices; ``cdi_ids``: by request, given with its first device.
+
+    A container gets the CDI devices of all devices of a request, so others repeat none.
+    """
+    left = dict(cdi_ids)
+    return tuple(
+        PreparedDevice(
+            request=result.main,
+            pool=result.pool,
+            device=result.device,
+            share_id=result.share_id,
+            cdi_ids=left.pop(result.main, ()),
+        )
+        for result in claim.results()
+    )
+
+
+def own_of(container: ContainerShares, vendor: str) -> tuple[Share, ...]:
+    """Return the shares of one vendor."""
+    return tuple(share for share in container.shares if share.vendor == vendor)

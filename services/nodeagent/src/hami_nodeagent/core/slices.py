@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes the node's devices as ResourceSlices of our DRA driver (``resource.k8s.io/v1``).
+
+The value of a capacity is what holders that are not claims leave: kube-scheduler subtracts the
+claims itself, so the sum over both is bounded by the device (ADR 38). A device gets a taint where
+its capacities cannot say that it takes no further share: the API server demands at least two steps
+of memory and one slot, a device whose compute is used up takes no share at all, and shares of some
+kinds do not mix. Only devices that are shared by limits are published: no hardware partitions, no
+modes that pods request by name, no memory that is moved to the host while its container is idle.
+
+Memory in MiB, published in bytes; compute in percent. Devices are in the order in which
+kube-scheduler tries them: vendor, index, UUID.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from msgspec import Struct
+
+from hami_common.dra import names
+from hami_common.events.allocation import AllocationRecord
+from hami_common.model.device import RECALL, Device
+from hami_common.model.placement import NOTHING, Booked, booked_by_device, may_join
+from hami_common.units import parse_quantity
+
+DEVICES_MOST: Final = 64
+"""Devices of a slice. The API server's limit is 128 without taints: a taint moves no device."""
+MEMORY_LEAST_MIB: Final = 2
+"""Least legal capacity of memory: the smallest request and one step."""
+_TEXT_MOST: Final = 64
+_SOFT: Final = "soft"
+_NEEDS_ANNOTATIONS: Final = frozenset({"ascend", "awsneuron", "cambricon", "kunlunxin"})
+"""Vendors whose runtimes read annotations of the container, which CDI cannot set."""
+_BUS_ID: Final = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+
+Obj = dict[str, Any]
+
+
+class Holdings(Struct, frozen=True, kw_only=True):
+    """Resources of one device that the ledger's records of this node hold."""
+
+    claims: Booked = NOTHING
+    others: Booked = NOTHING
+    """Held by pods, and reserved for them."""
+
+
+def holdings_of(records: Iterable[AllocationRecord]) -> dict[str, Holdings]:
+    """Return what the records hold of each device, by UUID."""
+    found: dict[str, Holdings] = {}
+    for record in records:
+        if record.op == "release":
+            continue
+        for uuid, booked in booked_by_device(record.containers).items():
+            known = found.get(uuid, Holdings())
+            found[uuid] = (
+                Holdings(claims=known.claims.plus(booked), others=known.others)
+                if record.origin == names.ORIGIN
+                else Holdings(claims=known.claims, others=known.others.plus(booked))
+            )
+    return found
+
+
+def is_published(device: Device) -> bool:
+    """Return whether claims may have shares of the device."""
+    return (
+        device.mode == _SOFT
+        and not device.partitions
+        and device.vendor not in _NEEDS_ANNOTATIONS
+        and device.capacity_mib >= MEMORY_LEAST_MIB
+        and not (device.overcommit == RECALL and device.capacity_mib > device.memory_mib)
+    )
+
+
+def pages_of(
+    devices: Iterable[Device],
+    holdings: Mapping[str, Holdings],
+    *,
+    faulty: Collection[str] = (),
+    sound: Collection[str] = (),
+    pcie_roots: Mapping[str, str] = {},
+) -> tuple[tuple[Obj, ...], ...]:
+    """Return the devices of each slice; one empty slice when no device can be published.
+
+    ``faulty`` and ``sound``: devices by this node's own finding, which is newer than the registry's
+    record. ``pcie_roots``: by UUID, where known.
+    """
+    shown = sorted(
+        (one for one in devices if is_published(one)),
+        key=lambda one: (one.vendor, one.index, one.uuid),
+    )
+    found = [
+        _device(
+            one,
+            holdings.get(one.uuid, Holdings()),
+            is_sound=one.uuid in sound or (one.healthy and one.uuid not in faulty),
+            pcie_root=pcie_roots.get(one.uuid, ""),
+        )
+        for one in shown
+    ]
+    return tuple(
+        tuple(found[first : first + DEVICES_MOST])
+        for first in range(0, max(1, len(found)), DEVICES_MOST)
+    )
+
+
+def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -> Obj:
+    others = held.others
+    left_mib = 0 if others.exclusive else device.capacity_mib - others.memory_mib
+    left_core_pct = max(0, device.capacity_core_pct - others.core_pct)
+    left_slots = device.slots - others.slots
+    taints = []
+    if _is_full(device, held, left_mib, left_slots):
+        taints.append(names.FULL)
+    if not is_sound:
+        taints.append(names.UNHEALTHY)
+    if device.cordoned:
+        taints.append(names.CORDONED)
+    found: Obj = {
+        "name": names.device_name(device.uuid),
+        "attributes": _attributes(device, pcie_root),
+        "capacity": {
+            names.MEMORY: {
+                "value": f"{max(MEMORY_LEAST_MIB, left_mib)}Mi",
+                "requestPolicy": {
+                    "default": f"{device.capacity_mib}Mi",
+                    "validRange": {"min": "1Mi", "step": "1Mi"},
+                },
+            },
+            names.CORES: _count(left_core_pct, least=0),
+            names.SLOTS: _count(max(1, left_slots), least=1),
+        },
+        "allowMultipleAllocations": True,
+    }
+    if taints:
+        found["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+    return found
+
+
+def _is_full(device: Device, held: Holdings, left_mib: int, left_slots: int) -> bool:
+    """Return whether the device takes no share of a claim, by the rules of placement."""
+    return (
+        left_mib < MEMORY_LEAST_MIB
+        or left_slots < 1
+        or held.claims.exclusive
+        or held.claims.core_pct + held.others.core_pct >= device.capacity_core_pct
+        or not may_join("", held.others.kind)
+    )
+
+
+def _count(value: int, *, least: int) -> Obj:
+    return {
+        "value": str(value),
+        "requestPolicy": {"default": str(least), "validRange": {"min": str(least)}},
+    }
+
+
+def _attributes(device: Device, pcie_root: str) -> Obj:
+    texts = {
+        "uuid": device.uuid,
+        "vendor": device.vendor,
+        "type": device.type,
+        "resource.kubernetes.io/pciBusID": pci_bus_id(device.bus_id),
+        "resource.kubernetes.io/pcieRoot": pcie_root,
+    }
+    found: Obj = {
+        name: {"string": text} for name, text in texts.items() if 0 < len(text) <= _TEXT_MOST
+    }
+    found["index"] = {"int": device.index}
+    if device.numa is not None:
+        found["numaNode"] = {"int": device.numa}
+    return found
+
+
+def pci_bus_id(text: str) -> str:
+    """Return a bus id as the kernel writes it, ``0000:3b:00.0``; empty where it is none."""
+    match = _BUS_ID.fullmatch(text.lower())
+    if match is None:
+        return ""
+    domain, bus, slot, function = match.groups(default="0")
+    return f"{int(domain, 16):04x}:{bus}:{slot}.{function}"
+
+
+# ------------------------------------------------------------------------------ slices in the API
+
+
+class Write(Struct, frozen=True, kw_only=True):
+    """The next change of the node's slices in the API server."""
+
+    verb: str
+    """``create``, ``replace`` or ``delete``."""
+    name: str
+    slice: Obj = {}
+
+
+def next_write(
+    node: str,
+    pages: Sequence[Sequence[Obj]],
+    stored: Mapping[str, Obj],
+    *,
+    owner_uid: str = "",
+) -> Write | None:
+    """Return the first change that brings ``stored`` (slices by name) to ``pages``, if any.
+
+    The pool's generation grows when devices move between slices or the number of slices changes,
+    so that schedulers never combine slices of two layouts. ``owner_uid``: uid of the Node object.
+    """
+    wanted = {names.slice_name(node, number): page for number, page in enumerate(pages)}
+    newest = max((_generation(one) for one in stored.values()), default=0)
+    generation = newest if _has_layout(wanted, stored, newest) else newest + 1
+    for number, name in enumerate(wanted):
+        fresh = _slice(node, number, pages, generation, owner_uid)
+        known = stored.get(name)
+        if known is None:
+            return Write(verb="create", name=name, slice=fresh)
+        if _comparable(known["spec"]) != _comparable(fresh["spec"]):
+            fresh["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+            _keep_times(fresh["spec"], known["spec"])
+            return Write(verb="replace", name=name, slice=fresh)
+    for name in sorted(stored.keys() - wanted.keys()):
+        return Write(verb="delete", name=name)
+    return None
+
+
+def _has_layout(
+    wanted: Mapping[str, Sequence[Obj]], stored: Mapping[str, Obj], generation: int
+) -> bool:
+    """Return whether all slices of a generation have the wanted number and devices."""
+    if generation == 0:
+        return False
+    for name, known in stored.items():
+        if _generation(known) != generation:
+            continue
+        found = [one["name"] for one in known["spec"].get("devices") or ()]
+        if name not in wanted or found != [one["name"] for one in wanted[name]]:
+            return False
+        if known["spec"]["pool"].get("resourceSliceCount") != len(wanted):
+            return False
+    return True
+
+
+def _generation(stored: Obj) -> int:
+    return int(stored["spec"]["pool"].get("generation", 0))
+
+
+def _slice(
+    node: str, number: int, pages: Sequence[Sequence[Obj]], generation: int, owner_uid: str
+) -> Obj:
+    metadata: Obj = {"name": names.slice_name(node, number)}
+    if owner_uid:
+        metadata["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner_uid, "controller": True}
+        ]
+    return {
+        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "kind": "ResourceSlice",
+        "metadata": metadata,
+        "spec": {
+            "driver": names.DRIVER,
+            "nodeName": node,
+            "pool": {
+                "name": names.pool_name(node),
+                "generation": generation,
+                "resourceSliceCount": len(pages),
+            },
+            "devices": [dict(one) for one in pages[number]],
+        },
+    }
+
+
+def _keep_times(fresh: Obj, known: Obj) -> None:
+    """Keep the time since when each taint has been there, which the API server added."""
+    times = {
+        (device["name"], taint["key"]): taint["timeAdded"]
+        for device in known.get("devices") or ()
+        for taint in device.get("taints") or ()
+        if "timeAdded" in taint
+    }
+    for device in fresh["devices"]:
+        if "taints" in device:
+            device["taints"] = [
+                taint | ({"timeAdded": times[key]} if key in times else {})
+                for taint in device["taints"]
+                for key in [(device["name"], taint["key"])]
+            ]
+
+
+def _comparable(value: object) -> object:
+    """Return a slice's spec without what the API server adds, and with quantities as numbers."""
+    if isinstance(value, Mapping):
+        return {
+            name: _quantities(part) if name == "capacity" else _comparable(part)
+            for name, part in value.items()
+            if name != "timeAdded" and part != []
+        }
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_comparable(part) for part in value]
+    return value
+
+
+def _quantities(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _quantities(part) for name, part in value.items()}
+    found: Fraction | None = parse_quantity(str(value))
+    return value if found is None else found

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares ResourceClaims for kubelet: applies ``core.resourceclaims``, writes the CDI file.
+
+A call reads the claim at the API server, waits a bounded time until the ledger's record confirms
+the claim's allocation, enters the shares into the grants, and then writes limits file, usage
+region, its own book and at last the CDI file, from which the container runtime makes containers.
+Every step can be repeated: after a restart of the agent or of kubelet, and after a reboot, which
+loses the CDI file and the regions, the same call gives the same answer and the same file.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from hami_common.apipath import api_path, is_label
+from hami_common.dra import names
+from hami_common.errors import HamiError, NotFound
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import decode
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
+from hami_common.pods import limits
+from hami_common.ports import KubeApi
+from hami_common.vendors.protocol import BindMount, ContainerEdits
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.holders import needs_library
+from hami_nodeagent.core.partition_specs import spec_of
+from hami_nodeagent.core.resourceclaims import (
+    ClaimView,
+    Code,
+    Facts,
+    Given,
+    Prepared,
+    Refuse,
+    Wait,
+    decide,
+    given_shares,
+    own_of,
+    prepared_devices,
+)
+from hami_nodeagent.shell.allocate import RecordReads, StateReads
+from hami_nodeagent.shell.install import Installed
+from hami_nodeagent.shell.limiter import Limiter
+from hami_nodeagent.shell.render import Renderer
+from hami_nodeagent.shell.site import Site
+
+_READ_S = 0.5
+"""Timeout of a read on the bus, and the minimum interval between two of them in one call."""
+_LOOK_S = 1.0
+"""Longest wait for a change before the ledger is read again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Preparer:
+    """The prepared claims of one node."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        renderer: Renderer,
+        limiter: Limiter,
+        kube: Callable[[], KubeApi | None],
+    ) -> None:
+        """Take over the claims that an earlier run prepared.
+
+        ``kube`` returns the API, ``None`` before it was reached.
+        """
+        self._site = site
+        self._picture = site.picture
+        self._settings = site.settings.dra
+        self._clock = site.clock
+        self._checkpoint = site.checkpoint
+        self._renderer = renderer
+        self._limiter = limiter
+        self._kube = kube
+        self._specs = Path(self._settings.cdi_dir)
+        self._regions = Path(self._settings.region_dir)
+        self.records: RecordReads | None = None
+        """Set after the first connection to the bus, as are the states."""
+        self.states: StateReads | None = None
+        self._prepared = {one.uid: one for one in self._checkpoint.load_claims()}
+        for one in self._prepared.values():
+            for grant in one.grants:
+                self._picture.grants.add(grant)
+        self._count()
+
+    # -- prepare
+
+    async def prepare(self, *, namespace: str, name: str, uid: str) -> Prepared | Refuse:
+        """Prepare one claim, or refuse it with the reason; kubelet retries."""
+        begun_s = self._clock.monotonic_s()
+        try:
+            outcome = await self._prepare(namespace, name, uid)
+        except Exception:  # noqa: BLE001 - the top of a call; logged, answered with the code
+            _log.exception("claim not prepared", extra={"claim": f"{namespace}/{name}"})
+            outcome = Refuse(code=Code.INTERNAL, text="internal error, see the agent's log")
+        metrics, took_s = self._site.metrics.claims, self._clock.monotonic_s() - begun_s
+        metrics.seconds.observe(took_s)
+        extra = {"claim": f"{namespace}/{name}", "uid": uid, "took_s": round(took_s, 3)}
+        if isinstance(outcome, Refuse):
+            metrics.prepares.labels(outcome=outcome.code).inc()
+            _log.warning("claim refused", extra={**extra, "reason": outcome.message})
+        else:
+            metrics.prepares.labels(outcome="ok").inc()
+            _log.info("claim prepared", extra=extra)
+        return outcome
+
+    async def _prepare(self, namespace: str, name: str, uid: str) -> Prepared | Refuse:
+        claim = await self._read(namespace, name, uid)
+        if isinstance(claim, Refuse):
+            return claim
+        installed = await self._limiter.current()
+        given = await self._decided(claim)
+        if isinstance(given, Refuse):
+            return given
+        # Nothing was awaited since the decision: two calls cannot be given the same memory.
+        known = self._prepared.get(uid)
+        is_again = known is not None and known.is_of(given.record)
+        grants = known.grants if known is not None and is_again else self._grants(given, installed)
+        if isinstance(grants, Refuse):
+            return grants
+        for grant in grants:
+            self._picture.grants.add(grant)
+        try:
+            return await self._write(claim, given, grants, installed, known if is_again else None)
+        except OSError as error:
+            if not is_again:
+                for grant in grants:
+                    self._picture.grants.remove(grant)
+            _log.exception("host not writable")
+            return Refuse(
+                code=Code.HOST_FAILED,
+                text=f"the agent cannot write on this node: {error.strerror or error}",
+            )
+
+    async def _read(self, namespace: str, name: str, uid: str) -> ClaimView | Refuse:
+        kube, title = self._kube(), f"{namespace}/{name}"
+        unknown = Refuse(code=Code.CLAIM_UNKNOWN, text=f"claim {title} ({uid}) does not exist")
+        if not is_label(uid):
+            return unknown
+        if kube is None:
+            return Refuse(code=Code.API_UNAVAILABLE, text="the API server was not reached yet")
+        path = api_path(
+            "apis", names.GROUP, names.VERSION, "namespaces", namespace, "resourceclaims", name
+        )
+        try:
+            claim = decode(await kube.get(path), ClaimView, what=f"claim {title}")
+        except NotFound:
+            return unknown
+        except HamiError as error:
+            return Refuse(code=Code.API_UNAVAILABLE, text=f"claim {title} is not read: {error}")
+        return claim if claim.metadata.uid == uid else unknown
+
+    async def _decided(self, claim: ClaimView) -> Given | Refuse:
+        """Decide, and wait a bounded time while an update may allow the claim."""
+        uid = claim.metadata.uid
+        deadline_s = self._clock.monotonic_s() + self._settings.prepare_wait_s
+        read_at_s = self._clock.monotonic_s()
+        is_state_read = False
+        while True:
+            changed = self._picture.changed
+            decision = decide(claim, self._facts(uid))
+            if isinstance(decision, Given) and not is_state_read and self.states is not None:
+                is_state_read = True
+                await self.states.read_one(uid, timeout_s=_READ_S)
+                continue
+            if not isinstance(decision, Wait):
+                return decision
+            now_s = self._clock.monotonic_s()
+            if now_s >= deadline_s:
+                return Refuse(code=decision.code, text=decision.text)
+            if now_s >= read_at_s and self.records is not None:
+                read_at_s = now_s + _READ_S
+                await self.records.read_one(uid, timeout_s=_READ_S)
+            await self._picture.wait_change(changed, min(_LOOK_S, deadline_s - now_s))
+
+    def _facts(self, uid: str) -> Facts:
+        picture, view = self._picture, self._picture.view
+        entry, known = picture.entries_by_uid.get(uid), self._prepared.get(uid)
+        if entry is None and known is not None and not picture.ledger_known:
+            entry = _proved(known, picture.node)
+        pods = picture.pods
+        return Facts(
+            node=picture.node,
+            entry=entry,
+            state=picture.states_by_uid.get(uid),
+            unreadable=picture.unreadable_of(uid),
+            devices=tuple(view.devices_by_uuid.values()),
+            faulty=view.faulty,
+            sound=view.sound,
+            pods=[pod for pod in pods if pods.is_alive(pod.uid)],
+            given=given_shares(
+                self._containers(other) for other in picture.grants.pod_uids() if other != uid
+            ),
+        )
+
+    def _containers(self, uid: str) -> tuple[ContainerShares, ...]:
+        """Return the shares that were given to a pod or claim."""
+        if uid in self._prepared:
+            return self._prepared[uid].containers
+        entry, pod = self._picture.entries_by_uid.get(uid), self._picture.pods.find(uid)
+        shown: tuple[ContainerShares, ...] = ()
+        if entry is not None and entry.record.op != "release":
+            shown = entry.record.containers
+        elif pod is not None and pod.signed is not None:
+            shown = pod.signed.placement.containers
+        given = {grant.container for grant in self._picture.grants.of_pod(uid)}
+        return tuple(one for one in shown if one.name in given)
+
+    def _grants(self, given: Given, installed: Installed | None) -> tuple[Grant, ...] | Refuse:
+        record, found = given.record, []
+        for container in record.containers:
+            for vendor in dict.fromkeys(share.vendor for share in container.shares):
+                own = own_of(container, vendor)
+                devices = [given.devices_by_uuid[share.uuid] for share in own]
+                is_limited = self._limiter.is_wanted and needs_library(own, devices)
+                if is_limited and installed is None:
+                    return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
+                found.append(
+                    Grant(
+                        pod_uid=record.pod_uid,
+                        namespace=record.namespace,
+                        pod=record.pod,
+                        container=container.name,
+                        kind=container.kind,
+                        vendor=vendor,
+                        resource=f"{names.DRIVER}/{vendor}",
+                        allocation_id=record.allocation_id,
+                        ids=(),
+                        uuids=tuple(share.uuid for share in own),
+                        time_s=self._clock.now_s(),
+                        library=installed.library.name if installed and is_limited else "",
+                        is_claim=True,
+                    )
+                )
+        return tuple(found)
+
+    async def _write(
+        self,
+        claim: ClaimView,
+        given: Given,
+        grants: tuple[Grant, ...],
+        installed: Installed | None,
+        known: Prepared | None,
+    ) -> Prepared:
+        """Write all files of the claim, the CDI file last; ``OSError`` if one cannot be."""
+        edits = {
+            container.name: await self._edits(container, given, grants, installed)
+            for container in given.record.containers
+        }
+        prepared = known or self._described(claim, given, grants, edits)
+        await anyio.to_thread.run_sync(self._checkpoint.save_claim, prepared)
+        self._prepared[prepared.uid] = prepared
+        self._count()
+        await anyio.to_thread.run_sync(
+            self._checkpoint.write_spec, self._spec_file(prepared.uid), prepared.spec.encode()
+        )
+        self._picture.note_change()
+        return prepared
+
+    async def _edits(
+        self,
+        container: ContainerShares,
+        given: Given,
+        grants: Sequence[Grant],
+        installed: Installed | None,
+    ) -> ContainerEdits:
+        """Return what a container gets by one request, after the files that it mounts are there."""
+        own_grants = [grant for grant in grants if grant.container == container.name]
+        text = limits.encode(
+            limits.limits_of(
+                container,
+                allocation_id=given.record.allocation_id,
+                core_policy=self._site.settings.core_policy,
+            )
+        )
+        limits_directory = await anyio.to_thread.run_sync(
+            self._checkpoint.write_limits, own_grants[0], text
+        )
+        total = ContainerEdits(
+            mounts=(BindMount(host_path=str(limits_directory), container_path=limits.DIRECTORY),)
+        )
+        for grant in own_grants:
+            total = _joined(total, await self._edits_of(container, given, grant, installed))
+        return total
+
+    async def _edits_of(
+        self,
+        container: ContainerShares,
+        given: Given,
+        grant: Grant,
+        installed: Installed | None,
+    ) -> ContainerEdits:
+        own = own_of(container, grant.vendor)
+        devices: list[Device] = [given.devices_by_uuid[share.uuid] for share in own]
+        mounts: tuple[BindMount, ...] = ()
+        if grant.library:
+            mounts = self._limiter.mounts(
+                installed, grant.pod_uid, grant.container, is_recalled=False, may_thrash=False
+            )
+        has_region = needs_library(own, devices)
+        context = self._renderer.context_of(own, devices, mounts, has_region=has_region)
+        edits = self._renderer.edits(grant.vendor, container, devices, context)
+        if not has_region:
+            return edits
+        region = self._regions / grant.pod_uid / grant.container
+        await anyio.to_thread.run_sync(_make_region, self._regions, region)
+        mount = BindMount(
+            host_path=str(region), container_path=limits.REGION_DIRECTORY, read_only=False
+        )
+        return _joined(edits, ContainerEdits(mounts=(mount,)))
+
+    def _described(
+        self,
+        claim: ClaimView,
+        given: Given,
+        grants: tuple[Grant, ...],
+        edits_by_request: dict[str, ContainerEdits],
+    ) -> Prepared:
+        uid, record = claim.metadata.uid, given.record
+        by_name = {
+            names.share_name(uid, request): edits for request, edits in edits_by_request.items()
+        }
+        cdi_ids = {
+            request: (f"{names.CDI_KIND}={names.share_name(uid, request)}", *edits.cdi_devices)
+            for request, edits in edits_by_request.items()
+        }
+        return Prepared(
+            uid=uid,
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            allocation_id=record.allocation_id,
+            containers=record.containers,
+            devices=prepared_devices(claim, cdi_ids),
+            grants=grants,
+            spec=spec_of(names.CDI_KIND, by_name, lambda path: Path(path).exists()).decode(),
+        )
+
+    # -- unprepare
+
+    async def unprepare(self, *, uid: str) -> Refuse | None:
+        """Remove everything of a claim; a claim that is not known is no error."""
+        if not is_label(uid):
+            return None
+        try:
+            await anyio.to_thread.run_sync(partial(self._remove, uid))
+        except OSError as error:
+            _log.exception("host not writable")
+            return Refuse(
+                code=Code.HOST_FAILED,
+                text=f"the agent cannot remove files on this node: {error.strerror or error}",
+            )
+        known = self._prepared.pop(uid, None)
+        self._picture.grants.drop_pod(uid)
+        self._count()
+        self._picture.note_change()
+        if known is not None:
+            _log.info("claim unprepared", extra={"claim": f"{known.namespace}/{known.name}"})
+        return None
+
+    def _remove(self, uid: str) -> None:
+        self._spec_file(uid).unlink(missing_ok=True)
+        shutil.rmtree(self._regions / uid, ignore_errors=True)
+        self._checkpoint.remove_claim(uid)
+
+    def _spec_file(self, uid: str) -> Path:
+        return self._specs / f"hami-{uid}.json"
+
+    def _count(self) -> None:
+        self._site.metrics.claims.prepared.set(len(self._prepared))
+
+
+def _proved(known: Prepared, node: str) -> Entry:
+    """Return the record by which a claim was prepared, for a node that has not read the ledger."""
+    record = AllocationRecord(
+        op="reserve",
+        allocation_id=known.allocation_id,
+        node=node,
+        pod_uid=known.uid,
+        namespace=known.namespace,
+        pod=known.name,
+        containers=known.containers,
+        origin=names.ORIGIN,
+    )
+    return Entry(record=record, sequence=0)
+
+
+def _joined(a: ContainerEdits, b: ContainerEdits) -> ContainerEdits:
+    return ContainerEdits(
+        env=a.env | b.env,
+        devices=tuple(dict.fromkeys((*a.devices, *b.devices))),
+        mounts=tuple(dict.fromkeys((*a.mounts, *b.mounts))),
+        cdi_devices=tuple(dict.fromkeys((*a.cdi_devices, *b.cdi_devices))),
+    )
+
+
+def _make_region(root: Path, region: Path) -> None:
+    """Create the directory of a usage region, in which every user of a container may write."""
+    region.mkdir(parents=True, exist_ok=True)
+    for part in (root, region.parent):
+        part.chmod(0o755)
+    region.chmod(0o1777)
