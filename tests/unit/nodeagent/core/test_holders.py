@@ -17,6 +17,7 @@ from hami_nodeagent.core.holders import (
     unheld_vendors,
 )
 from hami_nodeagent.core.podbook import PodBook
+from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
 from tests.unit.nodeagent.core.builders import GPU, NPU, Given, device
 
 DEVICES = {one.uuid: one for one in (device(0), device(1), device(0, vendor="ascend"))}
@@ -166,3 +167,43 @@ def test_pods_of_hami_are_compared_in_memory_only_and_never_warned() -> None:
     assert (found.limit_mib, found.core_pct) == (300, 0)
     assert enforcement_of(record, grants) == "hami"
     assert unheld_vendors(record, grants, DEVICES, lambda _: "") == ()
+
+
+def test_prepared_claim_is_held_by_the_containers_that_use_the_request() -> None:
+    claim = Given("claim", ("main", "app", {GPU: 1}), ("side", "app", {GPU: 1}))
+    record = replace(claim.record, origin="claim")
+    entries = {claim.uid: replace(claim.entry, record=record)}
+    grants = GrantBook(
+        replace(claim.grant(name, library="lib"), is_claim=True) for name in ("main", "side")
+    )
+
+    def user(name: str, *uses: ClaimUse, **more: Any) -> PodFacts:
+        return PodFacts(
+            uid=f"uid-{name}",
+            namespace=more.pop("namespace", "default"),
+            name=name,
+            claims_by_container={"app": uses},
+            **more,
+        )
+
+    book = PodBook()
+    for number, pod in enumerate(
+        (
+            user("one", ClaimUse(claim="claim", request="main")),
+            user("all", ClaimUse(claim="claim")),
+            user("other", ClaimUse(claim="other", request="main")),
+            user("elsewhere", ClaimUse(claim="claim"), namespace="elsewhere"),
+            user("over", ClaimUse(claim="claim"), finished=True),
+        )
+    ):
+        book.put(pod, revision=number + 1, now_s=0)
+    found = holders_of(entries, book, grants, DEVICES)
+    assert {(one.pod, one.container, one.request) for one in found} == {
+        ("one", "app", "main"),
+        ("all", "app", "main"),
+        ("all", "app", "side"),
+    }
+    assert {one.owner for one in found} == {(claim.uid, "main"), (claim.uid, "side")}
+    assert all(one.has_region and not one.volume for one in found)
+    assert enforcement_of(record, grants) == "libvgpu"
+    assert holders_of({}, book, grants, DEVICES) == ()

@@ -123,3 +123,25 @@ def test_every_state_is_reachable_and_failed_is_final() -> None:
     assert reporting.TRANSITIONS["failed"] == frozenset()
     reachable = set().union(*TRANSITIONS.values())
     assert reachable == {"bound", "prepared", "running", "failed"}
+
+
+def test_claim_is_prepared_from_its_first_grant_to_its_last() -> None:
+    pod = Given("claim")
+    entry = replace(pod.entry, record=replace(pod.record, origin="claim"))
+    grants = GrantBook([replace(pod.grant("main"), is_claim=True)])
+    other = GrantBook([replace(pod.grant("main"), is_claim=True, allocation_id="older")])
+    nothing = GrantBook()
+
+    def next_of(now: str, book: GrantBook) -> str | None:
+        state = pod.state(now) if now else None
+        found = next_step(entry, state, None, book)
+        return None if found is None else found.state
+
+    assert next_of("", nothing) is None
+    assert next_of("", grants) == "bound"
+    assert next_of("bound", grants) == "prepared"
+    assert next_of("prepared", grants) is None
+    assert next_of("prepared", other) == "bound"
+    assert next_of("prepared", nothing) == "bound"
+    assert next_of("bound", nothing) is None
+    assert next_of("failed", grants) is None

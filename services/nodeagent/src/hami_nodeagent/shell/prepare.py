@@ -3,7 +3,7 @@
 
 A call reads the claim at the API server, waits a bounded time until the ledger's record confirms
 the claim's allocation, enters the shares into the grants, and then writes limits file, usage
-region, its own book and at last the CDI file, from which the container runtime makes containers.
+region, CDI file (from which the container runtime makes containers) and its own book.
 Every step can be repeated: after a restart of the agent or of kubelet, and after a reboot, which
 loses the CDI file and the regions, the same call gives the same answer and the same file.
 """
@@ -251,18 +251,18 @@ class Preparer:
         installed: Installed | None,
         known: Prepared | None,
     ) -> Prepared:
-        """Write all files of the claim, the CDI file last; ``OSError`` if one cannot be."""
+        """Write all files of the claim, the book of claims last; ``OSError`` if one cannot be."""
         edits = {
             container.name: await self._edits(container, given, grants, installed)
             for container in given.record.containers
         }
         prepared = known or self._described(claim, given, grants, edits)
-        await anyio.to_thread.run_sync(self._checkpoint.save_claim, prepared)
-        self._prepared[prepared.uid] = prepared
-        self._count()
         await anyio.to_thread.run_sync(
             self._checkpoint.write_spec, self._spec_file(prepared.uid), prepared.spec.encode()
         )
+        await anyio.to_thread.run_sync(self._checkpoint.save_claim, prepared)
+        self._prepared[prepared.uid] = prepared
+        self._count()
         self._picture.note_change()
         return prepared
 

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last gate of a ResourceClaim: record, amounts, devices and pods have to agree."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hami_common.dra import names
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.model.placement import Booked, ContainerShares, Share
+from hami_common.units import parse_quantity
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.podfacts import Ask, ClaimUse, PodFacts
+from hami_nodeagent.core.resourceclaims import (
+    ClaimView,
+    Code,
+    Facts,
+    Given,
+    Refuse,
+    Wait,
+    decide,
+    given_shares,
+    prepared_devices,
+)
+from tests.unit.nodeagent.core.builders import NODE, device
+
+UID = "0d2f5a52-1111-4222-8333-444455556666"
+MAIN = ContainerShares(
+    name="main",
+    kind="app",
+    shares=(
+        Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30),
+        Share(vendor="nvidia", uuid="nvidia-1", memory_mib=200),
+    ),
+)
+RECORD = AllocationRecord(
+    op="reserve",
+    allocation_id="a-1",
+    node=NODE,
+    pod_uid=UID,
+    namespace="default",
+    pod="c",
+    containers=(MAIN,),
+    origin=names.ORIGIN,
+)
+POD = PodFacts(
+    uid="pod-1",
+    namespace="default",
+    name="web",
+    claims_by_container={"app": (ClaimUse(claim="c", request="main"),)},
+)
+
+
+def result(number: int, memory: str, cores: str = "0", **more: Any) -> dict[str, Any]:
+    return {
+        "request": "main/small",
+        "driver": names.DRIVER,
+        "pool": names.pool_name(NODE),
+        "device": names.device_name(f"nvidia-{number}"),
+        "consumedCapacity": {"memory": memory, "cores": cores, "slots": "1"},
+        **more,
+    }
+
+
+RESULTS = (result(1, "200Mi"), result(0, "300Mi", "30"))
+
+
+def claim(*results: dict[str, Any]) -> ClaimView:
+    found = {
+        "metadata": {"name": "c", "namespace": "default", "uid": UID},
+        "status": {"allocation": {"devices": {"results": list(results)}}},
+    }
+    return msgspec.json.decode(msgspec.json.encode(found), type=ClaimView)
+
+
+def facts(record: AllocationRecord | None = RECORD, **more: Any) -> Facts:
+    given: dict[str, Any] = {
+        "node": NODE,
+        "entry": None if record is None else Entry(record=record, sequence=1),
+        "state": None,
+        "devices": [device(number) for number in range(3)],
+        "pods": [POD],
+        **more,
+    }
+    return Facts(**given)
+
+
+def test_claim_that_the_ledger_confirms_may_be_prepared() -> None:
+    found = decide(claim(*RESULTS), facts())
+    assert isinstance(found, Given)
+    assert found.record == RECORD
+    assert set(found.devices_by_uuid) == {"nvidia-0", "nvidia-1"}
+
+
+def test_results_of_other_drivers_do_not_matter() -> None:
+    other = result(7, "1Gi", driver="nic.example.com", request="nic")
+    assert isinstance(decide(claim(other, *RESULTS), facts()), Given)
+    refusal = decide(claim(other), facts())
+    assert isinstance(refusal, Refuse)
+    assert refusal.message.startswith("hami: not-allocated: claim default/c ")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        replace(RECORD, op="release", containers=()),
+        replace(RECORD, origin=""),
+    ],
+)
+def test_claim_without_a_live_record_waits(record: AllocationRecord | None) -> None:
+    found = decide(claim(*RESULTS), facts(record))
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        (RESULTS[0],),
+        (RESULTS[0], result(0, "301Mi", "30")),
+        (RESULTS[0], result(0, "300Mi", "31")),
+        (RESULTS[0], result(2, "300Mi", "30")),
+        (RESULTS[0], result(0, "300Mi", "30", request="side")),
+        (*RESULTS, result(2, "1Mi")),
+    ],
+)
+def test_every_difference_to_the_record_waits(results: tuple[dict[str, Any], ...]) -> None:
+    found = decide(claim(*results), facts())
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_MISMATCH
+
+
+def test_amounts_are_rounded_up_to_whole_units() -> None:
+    odd = (RESULTS[0], result(0, str((299 << 20) + 1), "29500m"))
+    assert parse_quantity("29500m") is not None
+    assert isinstance(decide(claim(*odd), facts()), Given)
+
+
+@pytest.mark.parametrize(
+    ("results", "more", "code"),
+    [
+        ((result(0, "300Mi", adminAccess=True),), {}, Code.ADMIN_ACCESS),
+        ((result(0, "300Mi", pool="other/hami"),), {}, Code.NOT_ALLOCATED),
+        ((result(0, "300Mi", consumedCapacity=None),), {}, Code.NOT_ALLOCATED),
+        ((result(9, "300Mi"),), {}, Code.DEVICE_UNKNOWN),
+        (RESULTS, {"devices": [device(0, mode="mig"), device(1)]}, Code.DEVICE_UNKNOWN),
+        (RESULTS, {"faulty": {"nvidia-1"}}, Code.DEVICE_UNHEALTHY),
+        (RESULTS, {"devices": [device(0, healthy=False), device(1)]}, Code.DEVICE_UNHEALTHY),
+    ],
+)
+def test_allocations_that_cannot_be_served_are_refused(
+    results: tuple[dict[str, Any], ...], more: dict[str, Any], code: Code
+) -> None:
+    found = decide(claim(*results), facts(**more))
+    assert isinstance(found, Refuse)
+    assert found.code == code
+
+
+def test_device_that_this_node_found_sound_may_be_used() -> None:
+    known = [device(0, healthy=False), device(1)]
+    assert isinstance(decide(claim(*RESULTS), facts(devices=known, sound={"nvidia-0"})), Given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Booked(memory_mib=701, slots=1),
+        Booked(core_pct=71, slots=1),
+        Booked(slots=10),
+        Booked(slots=1, exclusive=True),
+    ],
+)
+def test_shares_that_containers_were_given_count_whatever_the_ledger_says(given: Booked) -> None:
+    found = decide(claim(*RESULTS), facts(given={"nvidia-0": given}))
+    assert isinstance(found, Wait)
+    assert found.code == Code.DEVICE_FULL
+    fits = Booked(memory_mib=700, core_pct=70, slots=9)
+    assert isinstance(decide(claim(*RESULTS), facts(given={"nvidia-0": fits})), Given)
+
+
+def test_failed_or_unreadable_allocation_waits() -> None:
+    state = StateRecord(
+        state="failed",
+        allocation_id="a-1",
+        node=NODE,
+        pod_uid=UID,
+        namespace="default",
+        pod="c",
+        ledger_seq=1,
+        code="lost",
+    )
+    found = decide(claim(*RESULTS), facts(state=state))
+    assert isinstance(found, Wait)
+    assert found.code == Code.STATE_FAILED
+    older = replace(state, allocation_id="a-0")
+    assert isinstance(decide(claim(*RESULTS), facts(state=older)), Given)
+    found = decide(claim(*RESULTS), facts(unreadable="the newest record cannot be read: x"))
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_UNREADABLE
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"own_devices": {"app": "env[X]: remove it"}}, Code.DEVICES_OVERRIDDEN),
+        ({"hidden_limits": {"app": "mount /etc: remove it"}}, Code.LIMITS_HIDDEN),
+        (
+            {"asks_by_resource": {"nvidia.com/gpu": (Ask(container="app", kind="app", count=1),)}},
+            Code.SEVERAL_REQUESTS,
+        ),
+    ],
+)
+def test_pods_that_would_lift_the_limit_are_refused(change: dict[str, Any], code: Code) -> None:
+    found = decide(claim(*RESULTS), facts(pods=[replace(POD, **change)]))
+    assert isinstance(found, Refuse)
+    assert found.code == code
+    beside = replace(
+        POD,
+        claims_by_container={"other": POD.claims_by_container["app"]},
+    )
+    assert isinstance(decide(claim(*RESULTS), facts(pods=[replace(beside, **change)])), Given)
+
+
+def test_container_with_two_requests_is_refused_and_an_unknown_pod_waits() -> None:
+    side = replace(MAIN, name="side", shares=(replace(MAIN.shares[0], uuid="nvidia-2"),))
+    record = replace(RECORD, containers=(MAIN, side))
+    results = (*RESULTS, result(2, "300Mi", "30", request="side"))
+    assert isinstance(decide(claim(*results), facts(record)), Given)
+    both = replace(POD, claims_by_container={"app": (ClaimUse(claim="c"),)})
+    found = decide(claim(*results), facts(record, pods=[both]))
+    assert isinstance(found, Refuse)
+    assert found.code == Code.SEVERAL_REQUESTS
+    for pods in ([], [replace(POD, namespace="other")], [replace(POD, claims_by_container={})]):
+        waiting = decide(claim(*results), facts(record, pods=pods))
+        assert isinstance(waiting, Wait)
+        assert waiting.code == Code.POD_UNKNOWN
+
+
+def test_cdi_names_come_with_the_first_device_of_a_request() -> None:
+    found = prepared_devices(claim(*RESULTS), {"main": ("x/y=z",)})
+    assert [one.cdi_ids for one in found] == [("x/y=z",), ()]
+    assert {one.request for one in found} == {"main"}
+
+
+def test_given_shares_are_summed_over_owners() -> None:
+    found = given_shares([[MAIN], [MAIN], []])
+    assert found["nvidia-0"] == Booked(memory_mib=600, core_pct=60, slots=2)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparing and unpreparing ResourceClaims, with the host's files and without kubelet."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hami_common.dra import names
+from hami_common.errors import NotFound, Unavailable
+from hami_common.events.allocation import AllocationRecord
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.vendors.catalog import Catalog
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
+from hami_nodeagent.core.resourceclaims import Code, Prepared, Refuse
+from hami_nodeagent.settings import DraSettings
+from hami_nodeagent.shell.limiter import Limiter
+from hami_nodeagent.shell.prepare import Preparer
+from hami_nodeagent.shell.render import Renderer
+from hami_nodeagent.shell.site import Site
+from tests.unit.nodeagent.core.builders import GPU, NODE, Given
+from tests.unit.nodeagent.shell.support import enforcing, know, make_site
+
+pytestmark = pytest.mark.anyio
+
+UID = "0d2f5a52-1111-4222-8333-444455556666"
+OTHER = "0d2f5a52-1111-4222-8333-777788889999"
+
+
+class FakeKube:
+    """Claims by name."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Any] = {}
+        self.is_available = True
+
+    async def get(self, path: str) -> bytes:
+        if not self.is_available:
+            raise Unavailable(peer="API", detail="the test says so")
+        name = path.rpartition("/")[2]
+        if name not in self.claims:
+            raise NotFound(what=path)
+        return msgspec.json.encode(self.claims[name])
+
+
+class Node:
+    """An agent's preparer and what it works on."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        dra = DraSettings(
+            enabled=True,
+            cdi_dir=str(directory / "cdi"),
+            region_dir=str(directory / "regions"),
+            prepare_wait_s=0.2,
+        )
+        self.settings = {**enforcing(directory), "dra": dra, "injection": "cdi", **settings}
+        self.kube = FakeKube()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with what is on disk."""
+        self.site: Site = make_site(self.directory / "state", **self.settings)
+        self.site.checkpoint.begin_claims()
+        self.limiter = Limiter(self.site)
+        self.preparer = Preparer(
+            site=self.site,
+            renderer=Renderer(
+                Catalog.from_settings(self.site.settings.vendors), self.site.settings
+            ),
+            limiter=self.limiter,
+            kube=lambda: self.kube,  # type: ignore[arg-type,return-value] # only reads
+        )
+        self.site.picture.ledger_known = True
+
+    def claim(self, name: str, uid: str, *given: tuple[str, int, int, int]) -> AllocationRecord:
+        """Allocate (request, device, MiB, percent) and let a pod use it; return its record."""
+        self.kube.claims[name] = {
+            "metadata": {"name": name, "namespace": "default", "uid": uid},
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [
+                            {
+                                "request": request,
+                                "driver": names.DRIVER,
+                                "pool": names.pool_name(NODE),
+                                "device": names.device_name(f"nvidia-{device}"),
+                                "shareID": f"share-{device}",
+                                "consumedCapacity": {"memory": f"{mib}Mi", "cores": str(cores)},
+                            }
+                            for request, device, mib, cores in given
+                        ]
+                    }
+                }
+            },
+        }
+        pod = PodFacts(
+            uid=f"pod-of-{name}",
+            namespace="default",
+            name=f"pod-of-{name}",
+            claims_by_container={
+                f"app-{request}": (ClaimUse(claim=name, request=request),) for request, *_ in given
+            },
+        )
+        self.site.picture.pods.put(pod, revision=1, now_s=0)
+        return AllocationRecord(
+            op="reserve",
+            allocation_id=f"allocation-{name}",
+            node=NODE,
+            pod_uid=uid,
+            namespace="default",
+            pod=name,
+            containers=tuple(
+                ContainerShares(
+                    name=request,
+                    kind="app",
+                    shares=tuple(
+                        Share(
+                            vendor="nvidia", uuid=f"nvidia-{device}", memory_mib=mib, core_pct=cores
+                        )
+                        for one, device, mib, cores in given
+                        if one == request
+                    ),
+                )
+                for request in dict.fromkeys(one[0] for one in given)
+            ),
+            origin=names.ORIGIN,
+        )
+
+    def book(self, record: AllocationRecord) -> None:
+        """Let the agent know a record."""
+        entry = Entry(record=record, sequence=1)
+        self.site.picture.entries_by_uid[record.pod_uid] = entry
+        self.site.picture.note_change()
+
+    async def prepare(self, name: str = "c", uid: str = UID) -> Prepared | Refuse:
+        return await self.preparer.prepare(namespace="default", name=name, uid=uid)
+
+    def spec(self, uid: str = UID) -> bytes:
+        return (self.directory / "cdi" / f"hami-{uid}.json").read_bytes()
+
+    def files(self, uid: str = UID) -> list[str]:
+        """List what the host has of a claim."""
+        return sorted(
+            str(path.relative_to(self.directory))
+            for path in self.directory.rglob("*")
+            if uid in str(path) and not path.is_dir() and "priority" not in str(path)
+        )
+
+
+def done(outcome: Prepared | Refuse) -> Prepared:
+    assert isinstance(outcome, Prepared), outcome.message
+    return outcome
+
+
+def refused(outcome: Prepared | Refuse) -> Refuse:
+    assert isinstance(outcome, Refuse)
+    return outcome
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_request_gets_one_cdi_device_with_what_allocate_gives(node: Node) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30), ("main", 1, 200, 0), ("side", 2, 100, 0)))
+    prepared = done(await node.prepare())
+    name = f"gpu.hami.io/share={UID}-main"
+    first, second, third = prepared.devices
+    assert first.cdi_ids == (name, "nvidia.com/gpu=nvidia-0", "nvidia.com/gpu=nvidia-1")
+    assert second.cdi_ids == ()
+    assert third.cdi_ids == (f"gpu.hami.io/share={UID}-side", "nvidia.com/gpu=nvidia-2")
+    assert [one.share_id for one in prepared.devices] == ["share-0", "share-1", "share-2"]
+    spec = json.loads(node.spec())
+    assert spec["kind"] == "gpu.hami.io/share"
+    main, side = spec["devices"]
+    assert main["name"] == f"{UID}-main"
+    env = dict(one.split("=", 1) for one in main["containerEdits"]["env"])
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "300m"
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "200m"
+    assert env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == "/run/hami/region"
+    assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
+    mounts = {one["containerPath"]: one for one in main["containerEdits"]["mounts"]}
+    assert {"/etc/hami", "/run/hami", "/etc/ld.so.preload", "/run/hami-priority"} <= set(mounts)
+    assert "rw" in mounts["/run/hami"]["options"]
+    assert "ro" in mounts["/etc/hami"]["options"]
+    limits = (Path(mounts["/etc/hami"]["hostPath"]) / "limits").read_text()
+    assert "container=main\n" in limits
+    assert "device.0.memory_mib=300\ndevice.0.core_pct=30\n" in limits
+    assert "device.1.uuid=nvidia-1\n" in limits
+    region = Path(mounts["/run/hami"]["hostPath"])
+    assert region.stat().st_mode & 0o777 == 0o777
+    assert side["containerEdits"]["mounts"] != main["containerEdits"]["mounts"]
+
+
+async def test_repeated_call_gives_the_same_bytes_after_restart_and_reboot(node: Node) -> None:
+    record = node.claim("c", UID, ("main", 0, 300, 30))
+    node.book(record)
+    first = done(await node.prepare())
+    spec = node.spec()
+    assert done(await node.prepare()) == first
+    (node.directory / "cdi" / f"hami-{UID}.json").unlink()
+    (node.directory / "regions" / UID / "main").rmdir()
+    node.settings["core_policy"] = "force"  # another setting changes no prepared claim
+    node.restart()
+    assert [one.pod_uid for one in node.site.picture.grants] == [UID]
+    node.claim("c", UID, ("main", 0, 300, 30))
+    node.book(record)
+    assert done(await node.prepare()) == first
+    assert node.spec() == spec
+    assert (node.directory / "regions" / UID / "main").is_dir()
+
+
+async def test_prepared_claim_needs_no_bus_after_a_reboot_and_a_new_one_does(node: Node) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    first = done(await node.prepare())
+    node.restart()
+    node.site.picture.ledger_known = False
+    node.claim("c", UID, ("main", 0, 300, 30))
+    assert done(await node.prepare()) == first
+    node.claim("d", OTHER, ("main", 1, 300, 30))
+    assert refused(await node.prepare("d", OTHER)).code == Code.LEDGER_UNKNOWN
+    node.claim("c", UID, ("main", 0, 301, 30))
+    assert refused(await node.prepare()).code == Code.LEDGER_MISMATCH
+
+
+async def test_unprepare_leaves_nothing_and_takes_unknown_claims(node: Node) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    done(await node.prepare())
+    assert len(node.files()) == 3
+    for _ in range(2):
+        assert await node.preparer.unprepare(uid=UID) is None
+        assert node.files() == []
+        assert len(node.site.picture.grants) == 0
+    assert await node.preparer.unprepare(uid="../state") is None
+    assert (node.directory / "state").is_dir()
+    assert not (node.directory / "regions" / UID).exists()
+    node.restart()
+    assert len(node.site.picture.grants) == 0
+
+
+async def test_record_that_arrives_in_time_ends_the_wait(node: Node) -> None:
+    record = node.claim("c", UID, ("main", 0, 300, 30))
+
+    async def arrive() -> None:
+        await anyio.sleep(0.05)
+        node.book(record)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(arrive)
+        done(await node.prepare())
+
+
+async def test_refusals_have_stable_codes_and_write_nothing(node: Node) -> None:
+    assert refused(await node.prepare()).code == Code.CLAIM_UNKNOWN
+    record = node.claim("c", UID, ("main", 0, 300, 30))
+    message = refused(await node.prepare()).message
+    assert message.startswith("hami: ledger-unknown: the ledger has no record of claim default/c")
+    assert refused(await node.prepare(uid=OTHER)).code == Code.CLAIM_UNKNOWN
+    node.book(replace(record, allocation_id="a", containers=()))
+    assert refused(await node.prepare()).code == Code.LEDGER_MISMATCH
+    node.kube.is_available = False
+    assert refused(await node.prepare()).code == Code.API_UNAVAILABLE
+    assert node.files() == []
+
+
+async def test_missing_library_refuses_the_share(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    (tmp_path / "libvgpu.so").unlink()
+    assert refused(await node.prepare()).code == Code.LIMITER_MISSING
+    assert len(node.site.picture.grants) == 0
+
+
+async def test_shares_of_pods_and_claims_that_were_given_bound_further_ones(node: Node) -> None:
+    pod = Given("web", ("main", "app", {GPU: 1}))
+    know(node.site, pod)
+    node.site.picture.grants.add(pod.grant("main", "id"))  # 10 MiB of nvidia-0
+    first = node.claim("c", UID, ("main", 0, 600, 0))
+    node.book(first)
+    done(await node.prepare())
+    # The ledger released the claim too early: the containers' shares count all the same.
+    node.book(replace(first, op="release", containers=()))
+    node.book(node.claim("d", OTHER, ("main", 0, 391, 0)))
+    assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
+    node.book(node.claim("d", OTHER, ("main", 0, 390, 0)))
+    done(await node.prepare("d", OTHER))
+
+
+@asynccontextmanager
+async def racing(node: Node, *claims: tuple[str, str]) -> AsyncIterator[list[Prepared | Refuse]]:
+    found: list[Prepared | Refuse] = []
+
+    async def one(name: str, uid: str) -> None:
+        found.append(await node.prepare(name, uid))
+
+    async with anyio.create_task_group() as group:
+        for name, uid in claims:
+            group.start_soon(one, name, uid)
+    yield found
+
+
+async def test_calls_at_the_same_time_never_get_the_same_memory(node: Node) -> None:
+    for name, uid in (("c", UID), ("d", OTHER)):
+        node.book(node.claim(name, uid, ("main", 0, 600, 0)))
+    async with racing(node, ("c", UID), ("d", OTHER)) as found:
+        assert sorted(isinstance(one, Prepared) for one in found) == [False, True]
+        (loser,) = (one for one in found if isinstance(one, Refuse))
+        assert loser.code == Code.DEVICE_FULL
+
+
+async def test_host_that_cannot_be_written_is_named_and_nothing_is_granted(node: Node) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    (node.directory / "cdi").write_text("not a directory")
+    outcome = refused(await node.prepare())
+    assert outcome.code == Code.HOST_FAILED
+    assert len(node.site.picture.grants) == 0
