@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord
+from hami_common.dra.claims import ResourceClaim
+from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.kubeletapi import dra, dra_grpc
 from hami_common.model.placement import ContainerShares, Share
 from hami_sim.apiserver.dra import check_slice
@@ -137,7 +139,7 @@ class Claims:
             for number, (request, index, mib, cores) in enumerate(given)
         ]
         metadata = claim["metadata"]
-        await self.kube.patch(
+        changed = await self.kube.patch(
             CLAIMS,
             metadata["name"],
             {
@@ -157,7 +159,7 @@ class Claims:
         )
         return AllocationRecord(
             op="reserve",
-            allocation_id=f"allocation-{metadata['name']}",
+            allocation_id=msgspec.convert(changed, ResourceClaim).allocation_id(),
             node=NODE,
             pod_uid=metadata["uid"],
             namespace="default",
@@ -180,7 +182,7 @@ class Claims:
                 for request in dict.fromkeys(one[0] for one in given)
             ),
             time_s=1.0,
-            origin=names.ORIGIN,
+            origin=CLAIM,
         )
 
     def files_of(self, uid: str) -> list[Path]:
@@ -305,9 +307,16 @@ async def test_pod_with_a_claim_runs_once_the_ledger_confirms_it_and_leaves_noth
     for name in ("web", "again"):
         await claims.kube.delete("pods", name, "default")
     await until(is_gone(lambda: claims.files_of(uid)))
-    states = [one.state for one in await plane.story(uid)]
-    if states[-1] != "bound":
-        await plane.until_state(uid, "bound")
+
+    async def is_reported() -> bool:
+        story = await plane.story(uid)
+        return [(one.state, one.code) for one in story] == [
+            ("bound", ""),
+            ("prepared", ""),
+            ("prepared", "unprepared"),
+        ]
+
+    await until(is_reported)
 
 
 async def prepare_again(claims: Claims, claim: Obj) -> None:

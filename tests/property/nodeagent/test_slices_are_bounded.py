@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share, booked_by_device
 from hami_common.units import parse_quantity
@@ -119,7 +119,7 @@ def test_claims_and_pods_together_never_exceed_a_device(
         shown = {one["name"]: one for one in page}.get(names.device_name(share.uuid))
         if shown is None or shown.get("taints"):
             continue
-        claimed = [one for one in records if one.origin == names.ORIGIN]
+        claimed = [one for one in records if one.origin == CLAIM]
         own = [
             found for one in claimed if (found := booked_by_device(one.containers).get(share.uuid))
         ]
@@ -135,7 +135,7 @@ def test_claims_and_pods_together_never_exceed_a_device(
                 memory_mib=share.memory_mib,
                 core_pct=share.core_pct,
             )
-            records.append(record(number, names.ORIGIN, plain))
+            records.append(record(number, CLAIM, plain))
             memory, cores, slots = used(share.uuid)
             assert memory <= target.capacity_mib
             assert cores <= target.capacity_core_pct

@@ -132,16 +132,19 @@ def test_claim_is_prepared_from_its_first_grant_to_its_last() -> None:
     other = GrantBook([replace(pod.grant("main"), is_claim=True, allocation_id="older")])
     nothing = GrantBook()
 
-    def next_of(now: str, book: GrantBook) -> str | None:
-        state = pod.state(now) if now else None
+    def next_of(now: str, book: GrantBook, code: str = "") -> tuple[str, str] | None:
+        state = pod.state(now, code=code) if now else None
         found = next_step(entry, state, None, book)
-        return None if found is None else found.state
+        return None if found is None else (found.state, found.code)
 
+    unprepared = ("prepared", "unprepared")
     assert next_of("", nothing) is None
-    assert next_of("", grants) == "bound"
-    assert next_of("bound", grants) == "prepared"
+    assert next_of("", grants) == ("bound", "")
+    assert next_of("bound", grants) == ("prepared", "")
     assert next_of("prepared", grants) is None
-    assert next_of("prepared", other) == "bound"
-    assert next_of("prepared", nothing) == "bound"
+    assert next_of("prepared", other) == unprepared
+    assert next_of("prepared", nothing) == unprepared
+    assert next_of("prepared", nothing, "unprepared") is None
+    assert next_of("prepared", grants, "unprepared") == ("prepared", "")
     assert next_of("bound", nothing) is None
     assert next_of("failed", grants) is None

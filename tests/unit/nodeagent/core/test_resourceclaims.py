@@ -8,13 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.dra.claims import ResourceClaim
+from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
 from hami_common.model.placement import Booked, ContainerShares, Share
-from hami_common.units import parse_quantity
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.podfacts import Ask, ClaimUse, PodFacts
 from hami_nodeagent.core.resourceclaims import (
-    ClaimView,
     Code,
     Facts,
     Given,
@@ -31,8 +30,8 @@ MAIN = ContainerShares(
     name="main",
     kind="app",
     shares=(
-        Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30),
         Share(vendor="nvidia", uuid="nvidia-1", memory_mib=200),
+        Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30),
     ),
 )
 RECORD = AllocationRecord(
@@ -43,7 +42,7 @@ RECORD = AllocationRecord(
     namespace="default",
     pod="c",
     containers=(MAIN,),
-    origin=names.ORIGIN,
+    origin=CLAIM,
 )
 POD = PodFacts(
     uid="pod-1",
@@ -67,18 +66,24 @@ def result(number: int, memory: str, cores: str = "0", **more: Any) -> dict[str,
 RESULTS = (result(1, "200Mi"), result(0, "300Mi", "30"))
 
 
-def claim(*results: dict[str, Any]) -> ClaimView:
+def claim(*results: dict[str, Any]) -> ResourceClaim:
     found = {
         "metadata": {"name": "c", "namespace": "default", "uid": UID},
         "status": {"allocation": {"devices": {"results": list(results)}}},
     }
-    return msgspec.json.decode(msgspec.json.encode(found), type=ClaimView)
+    return msgspec.json.decode(msgspec.json.encode(found), type=ResourceClaim)
 
 
-def facts(record: AllocationRecord | None = RECORD, **more: Any) -> Facts:
+def booked(record: AllocationRecord, *results: dict[str, Any]) -> AllocationRecord:
+    """The record with the id of an allocation."""
+    return replace(record, allocation_id=claim(*results).allocation_id())
+
+
+def facts(record: AllocationRecord | None = RECORD, *results: dict[str, Any], **more: Any) -> Facts:
+    entry = Entry(record=booked(record, *(results or RESULTS)), sequence=1) if record else None
     given: dict[str, Any] = {
         "node": NODE,
-        "entry": None if record is None else Entry(record=record, sequence=1),
+        "entry": entry,
         "state": None,
         "devices": [device(number) for number in range(3)],
         "pods": [POD],
@@ -90,13 +95,13 @@ def facts(record: AllocationRecord | None = RECORD, **more: Any) -> Facts:
 def test_claim_that_the_ledger_confirms_may_be_prepared() -> None:
     found = decide(claim(*RESULTS), facts())
     assert isinstance(found, Given)
-    assert found.record == RECORD
+    assert found.record.containers == (MAIN,)
     assert set(found.devices_by_uuid) == {"nvidia-0", "nvidia-1"}
 
 
 def test_results_of_other_drivers_do_not_matter() -> None:
     other = result(7, "1Gi", driver="nic.example.com", request="nic")
-    assert isinstance(decide(claim(other, *RESULTS), facts()), Given)
+    assert isinstance(decide(claim(other, *RESULTS), facts(RECORD, other, *RESULTS)), Given)
     refusal = decide(claim(other), facts())
     assert isinstance(refusal, Refuse)
     assert refusal.message.startswith("hami: not-allocated: claim default/c ")
@@ -128,24 +133,32 @@ def test_claim_without_a_live_record_waits(record: AllocationRecord | None) -> N
     ],
 )
 def test_every_difference_to_the_record_waits(results: tuple[dict[str, Any], ...]) -> None:
-    found = decide(claim(*results), facts())
+    found = decide(claim(*results), facts(RECORD, *results))
     assert isinstance(found, Wait)
     assert found.code == Code.LEDGER_MISMATCH
 
 
+def test_record_of_an_earlier_allocation_of_the_same_devices_waits() -> None:
+    later = (RESULTS[0], result(0, "300Mi", "30", shareID="another"))
+    found = decide(claim(*later), facts())
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_MISMATCH
+    assert "earlier allocation" in found.text
+
+
 def test_amounts_are_rounded_up_to_whole_units() -> None:
     odd = (RESULTS[0], result(0, str((299 << 20) + 1), "29500m"))
-    assert parse_quantity("29500m") is not None
-    assert isinstance(decide(claim(*odd), facts()), Given)
+    assert isinstance(decide(claim(*odd), facts(RECORD, *odd)), Given)
 
 
 @pytest.mark.parametrize(
     ("results", "more", "code"),
     [
-        ((result(0, "300Mi", adminAccess=True),), {}, Code.ADMIN_ACCESS),
+        ((result(0, "300Mi", adminAccess=True),), {}, Code.ALLOCATION_INVALID),
+        ((result(0, "300Mi", pool="elsewhere"),), {}, Code.ALLOCATION_INVALID),
         ((result(0, "300Mi", pool="other/hami"),), {}, Code.NOT_ALLOCATED),
-        ((result(0, "300Mi", consumedCapacity=None),), {}, Code.NOT_ALLOCATED),
-        ((result(9, "300Mi"),), {}, Code.DEVICE_UNKNOWN),
+        ((result(0, "300Mi", consumedCapacity=None),), {}, Code.ALLOCATION_INVALID),
+        ((result(9, "300Mi"),), {}, Code.ALLOCATION_INVALID),
         (RESULTS, {"devices": [device(0, mode="mig"), device(1)]}, Code.DEVICE_UNKNOWN),
         (RESULTS, {"faulty": {"nvidia-1"}}, Code.DEVICE_UNHEALTHY),
         (RESULTS, {"devices": [device(0, healthy=False), device(1)]}, Code.DEVICE_UNHEALTHY),
@@ -184,7 +197,7 @@ def test_shares_that_containers_were_given_count_whatever_the_ledger_says(given:
 def test_failed_or_unreadable_allocation_waits() -> None:
     state = StateRecord(
         state="failed",
-        allocation_id="a-1",
+        allocation_id=claim(*RESULTS).allocation_id(),
         node=NODE,
         pod_uid=UID,
         namespace="default",
@@ -225,16 +238,16 @@ def test_pods_that_would_lift_the_limit_are_refused(change: dict[str, Any], code
 
 
 def test_container_with_two_requests_is_refused_and_an_unknown_pod_waits() -> None:
-    side = replace(MAIN, name="side", shares=(replace(MAIN.shares[0], uuid="nvidia-2"),))
+    side = replace(MAIN, name="side", shares=(replace(MAIN.shares[1], uuid="nvidia-2"),))
     record = replace(RECORD, containers=(MAIN, side))
     results = (*RESULTS, result(2, "300Mi", "30", request="side"))
-    assert isinstance(decide(claim(*results), facts(record)), Given)
+    assert isinstance(decide(claim(*results), facts(record, *results)), Given)
     both = replace(POD, claims_by_container={"app": (ClaimUse(claim="c"),)})
-    found = decide(claim(*results), facts(record, pods=[both]))
+    found = decide(claim(*results), facts(record, *results, pods=[both]))
     assert isinstance(found, Refuse)
     assert found.code == Code.SEVERAL_REQUESTS
     for pods in ([], [replace(POD, namespace="other")], [replace(POD, claims_by_container={})]):
-        waiting = decide(claim(*results), facts(record, pods=pods))
+        waiting = decide(claim(*results), facts(record, *results, pods=pods))
         assert isinstance(waiting, Wait)
         assert waiting.code == Code.POD_UNKNOWN
 

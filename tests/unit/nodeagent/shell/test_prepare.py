@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.dra import names
+from hami_common.dra.claims import ResourceClaim
 from hami_common.errors import NotFound, Unavailable
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Entry
@@ -111,9 +112,10 @@ class Node:
             },
         )
         self.site.picture.pods.put(pod, revision=1, now_s=0)
+        found = msgspec.convert(self.kube.claims[name], ResourceClaim)
         return AllocationRecord(
             op="reserve",
-            allocation_id=f"allocation-{name}",
+            allocation_id=found.allocation_id(),
             node=NODE,
             pod_uid=uid,
             namespace="default",
@@ -132,7 +134,7 @@ class Node:
                 )
                 for request in dict.fromkeys(one[0] for one in given)
             ),
-            origin=names.ORIGIN,
+            origin=CLAIM,
         )
 
     def book(self, record: AllocationRecord) -> None:

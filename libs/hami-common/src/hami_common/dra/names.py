@@ -27,8 +27,6 @@ CORDONED: Final = f"{DRIVER}/cordoned"
 """Taint of a device that an operator took out of service."""
 CDI_KIND: Final = f"{DRIVER}/share"
 """Kind of the CDI devices by which containers get the shares of a claim's request."""
-ORIGIN: Final = "claim"
-"""``origin`` of the ledger's record of a claim, whose ``pod_uid`` is the claim's uid."""
 _LABEL_MOST: Final = 63
 _NAME_MOST: Final = 253
 _HASH_DIGITS: Final = 10

@@ -15,8 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import AllocationRecord, is_of_claim
 from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import Share
 from hami_common.pods.visibility import VARIABLE_BY_VENDOR
@@ -137,9 +136,9 @@ def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | Non
     return None
 
 
-def _is_of_hami(record: AllocationRecord) -> bool:
+def is_of_hami(record: AllocationRecord) -> bool:
     """Return whether HAMi placed the pod, whose limiter then enforces the shares."""
-    return record.origin not in ("", names.ORIGIN)
+    return bool(record.origin) and not is_of_claim(record)
 
 
 def enforcement_of(
@@ -150,7 +149,7 @@ def enforcement_of(
     ``libvgpu`` where a container was given the library and the variables of all containers with
     shares are known; ``hami`` for a pod that HAMi placed.
     """
-    if _is_of_hami(record):
+    if is_of_hami(record):
         return "hami"
     if unseen_containers(grants, record.pod_uid, pod):
         return "none"
@@ -188,7 +187,7 @@ def unheld_vendors(
     have been mounted with the grant. A pod that HAMi placed has HAMi's limiter, whose state this
     agent cannot read.
     """
-    if _is_of_hami(record):
+    if is_of_hami(record):
         return ()
     has_library = {(g.container, g.vendor) for g in grants.of_pod(record.pod_uid) if g.library}
     found = set()
@@ -246,7 +245,7 @@ def holders_of(
                     number=number,
                     place=place,
                     limit_mib=share.memory_mib,
-                    core_pct=0 if _is_of_hami(entry.record) or share.mode else share.core_pct,
+                    core_pct=0 if is_of_hami(entry.record) or share.mode else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
                     needs_grant=needs_grant(share),
                     priority=shown.priority,

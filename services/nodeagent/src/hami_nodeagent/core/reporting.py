@@ -10,14 +10,13 @@ States and their writers::
                                      partition that they need was read back
     running                          the containers with shares run, or ran to their end; written
                                      again when a container turns out not to be limited
-    bound, again                     a claim that kubelet had unprepared: nothing of it is in use on
-                                     the node any more
     failed                           the agent: kubelet's books contradict a grant; the scheduler:
                                      the share was lost
     released                         the ledger's ``release`` record; never written here
 
 A ResourceClaim (a record with the origin ``claim``) has no pod of its own and is never ``running``:
-it is ``prepared`` from kubelet's first call for it to the last.
+it is ``prepared`` from kubelet's first call for it to the last, and then ``prepared`` with the code
+``unprepared``: no container of the node uses it any more.
 
 One step is decided at a time, from facts alone, so the same facts after a restart give the same
 step. A state of another reservation of the same pod counts as none. ``failed`` is final for its
@@ -28,9 +27,14 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from hami_common.dra import names
+from hami_common.dra.claims import UNPREPARED
 from hami_common.errors import InvariantBroken
-from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
+from hami_common.events.allocation import (
+    AllocationRecord,
+    ReportedState,
+    StateRecord,
+    is_of_claim,
+)
 from hami_common.model.placement import ContainerShares
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import GrantBook
@@ -39,7 +43,7 @@ from hami_nodeagent.core.podfacts import PodFacts
 TRANSITIONS: Mapping[ReportedState | None, frozenset[ReportedState]] = {
     None: frozenset({"bound", "failed"}),
     "bound": frozenset({"prepared", "failed"}),
-    "prepared": frozenset({"running", "failed", "bound"}),
+    "prepared": frozenset({"prepared", "running", "failed"}),
     "running": frozenset({"running", "failed"}),
     "failed": frozenset(),
 }
@@ -90,8 +94,8 @@ def next_step(
         return None
     if failure is not None:
         return _step(record, now, Step(state="failed", code=failure.code, reason=failure.reason))
-    if record.origin == names.ORIGIN:
-        return _step_of_claim(record, now, grants)
+    if is_of_claim(record):
+        return _step_of_claim(record, state, grants)
     if pod is None or pod.signed is None or pod.signed.allocation_id != record.allocation_id:
         return None
     containers = tuple(shares.name for shares in record.containers)
@@ -111,18 +115,22 @@ def next_step(
 
 
 def _step_of_claim(
-    record: AllocationRecord, now: ReportedState | None, grants: GrantBook
+    record: AllocationRecord, state: StateRecord | None, grants: GrantBook
 ) -> Step | None:
     """Return the next state of a claim by its grants, which end when it is unprepared."""
+    now = standing(record, state)
     containers = tuple(shares.name for shares in record.containers)
     is_prepared = any(
         grant.allocation_id == record.allocation_id for grant in grants.of_pod(record.pod_uid)
     )
-    if is_prepared and now != "prepared":
-        state: ReportedState = "bound" if now is None else "prepared"
-        return _step(record, now, Step(state=state, containers=containers))
-    if not is_prepared and now == "prepared":
-        return _step(record, now, Step(state="bound", containers=containers))
+    if now is None:
+        return Step(state="bound", containers=containers) if is_prepared else None
+    code = state.code if state is not None else ""
+    if is_prepared and (now == "bound" or code == UNPREPARED):
+        return _step(record, now, Step(state="prepared", containers=containers))
+    if not is_prepared and now == "prepared" and code != UNPREPARED:
+        reason = "no container of the node uses the claim any more"
+        return _step(record, now, Step(state="prepared", code=UNPREPARED, reason=reason))
     return None
 
 

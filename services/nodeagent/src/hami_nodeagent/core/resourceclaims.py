@@ -10,24 +10,21 @@ call. Refusals become ``hami: <code>: <sentence>`` in the pod's Events.
 Outside document: ``resource.k8s.io/v1``. Memory in MiB, compute in percent. No I/O and no clock.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Final
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
-from hami_common.bounds import LIST_MOST, Name, ObjectText, Uid
-from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.dra.claims import ResourceClaim, containers_of, node_of
+from hami_common.errors import RequestInvalid
+from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, Share, booked_by_device
-from hami_common.units import parse_quantity, shown
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.core.slices import is_published
-
-_MIB: Final = 1 << 20
 
 
 class Code(StrEnum):
@@ -37,8 +34,8 @@ class Code(StrEnum):
     """The API server has no claim of this name and uid."""
     NOT_ALLOCATED = "not-allocated"
     """The claim has no allocated devices of this node."""
-    ADMIN_ACCESS = "admin-access"
-    """The claim asks for access to all of a device beside its shares."""
+    ALLOCATION_INVALID = "allocation-invalid"
+    """The claim's allocation is no share of this node's devices; the text names the field."""
     LEDGER_UNKNOWN = "ledger-unknown"
     """The ledger has no record for the claim."""
     LEDGER_MISMATCH = "ledger-mismatch"
@@ -48,7 +45,7 @@ class Code(StrEnum):
     STATE_FAILED = "state-failed"
     """The allocation was marked as failed."""
     DEVICE_UNKNOWN = "device-unknown"
-    """The claim names a device that this node does not have, or does not share by limits."""
+    """The claim has a device that this node does not share by limits, such as a partitioned one."""
     DEVICE_UNHEALTHY = "device-unhealthy"
     """The allocated device is unhealthy."""
     DEVICE_FULL = "device-full"
@@ -90,67 +87,6 @@ class Wait(Struct, frozen=True, kw_only=True):
     text: str
 
 
-class ResultView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One allocated device of a claim."""
-
-    request: ObjectText
-    driver: ObjectText
-    pool: ObjectText
-    device: ObjectText
-    admin_access: bool | None = None
-    share_id: ObjectText | None = field(default=None, name="shareID")
-    consumed_capacity: dict[str, str | int | float] | None = None
-
-    @property
-    def main(self) -> str:
-        """Return the request that containers name: of ``main/sub`` the first part."""
-        return self.request.partition("/")[0]
-
-
-class DevicesView(Struct, frozen=True, kw_only=True):
-    """``status.allocation.devices``."""
-
-    results: Annotated[list[ResultView], Meta(max_length=LIST_MOST)] | None = None
-
-
-class AllocationView(Struct, frozen=True, kw_only=True):
-    """``status.allocation``."""
-
-    devices: DevicesView = DevicesView()
-
-
-class StatusView(Struct, frozen=True, kw_only=True):
-    """``status``."""
-
-    allocation: AllocationView | None = None
-
-
-class MetadataView(Struct, frozen=True, kw_only=True):
-    """``metadata``."""
-
-    name: Name
-    namespace: Name
-    uid: Uid
-
-
-class ClaimView(Struct, frozen=True, kw_only=True):
-    """A ResourceClaim, the fields that we read."""
-
-    metadata: MetadataView
-    status: StatusView = StatusView()
-
-    @property
-    def title(self) -> str:
-        """Return the claim's name for messages."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
-
-    def results(self) -> tuple[ResultView, ...]:
-        """Return the allocated devices of our driver, in the claim's order."""
-        allocation = self.status.allocation
-        found = (allocation.devices.results or []) if allocation is not None else []
-        return tuple(one for one in found if one.driver == names.DRIVER)
-
-
 class Facts(Struct, frozen=True, kw_only=True):
     """The node's state that a decision depends on."""
 
@@ -177,87 +113,68 @@ class Given(Struct, frozen=True, kw_only=True):
     """Devices of the record's shares."""
 
 
-def decide(claim: ClaimView, facts: Facts) -> Given | Wait | Refuse:
+def title_of(claim: ResourceClaim) -> str:
+    """Return the claim's name for messages."""
+    return f"{claim.namespace}/{claim.metadata.name}"
+
+
+def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     """Return whether the claim may be prepared now."""
-    results = claim.results()
-    if not results:
-        return Refuse(
-            code=Code.NOT_ALLOCATED,
-            text=f"claim {claim.title} has no devices of driver {names.DRIVER}",
-        )
-    by_name = {names.device_name(one.uuid): one for one in facts.devices}
-    asked: dict[str, list[tuple[str, int, int]]] = {}
-    used: dict[str, Device] = {}
-    for result in results:
-        checked = _checked(claim, result, facts, by_name)
-        if isinstance(checked, Refuse):
-            return checked
-        device, memory_mib, core_pct = checked
-        used[device.uuid] = device
-        asked.setdefault(result.main, []).append((device.uuid, memory_mib, core_pct))
-    lack = _record_lack(claim, facts, asked)
+    title = title_of(claim)
+    try:
+        node = node_of(claim)
+        if node != facts.node:
+            return Refuse(
+                code=Code.NOT_ALLOCATED, text=f"claim {title} has no devices of node {facts.node}"
+            )
+        containers = containers_of(claim, facts.devices)
+    except RequestInvalid as error:
+        return Refuse(code=Code.ALLOCATION_INVALID, text=f"claim {title}: {error}")
+    by_uuid = {one.uuid: one for one in facts.devices}
+    used = {share.uuid: by_uuid[share.uuid] for one in containers for share in one.shares}
+    for device in used.values():
+        refusal = _unusable(title, device, facts)
+        if refusal is not None:
+            return refusal
+    lack = _record_lack(claim, facts, containers) or _hindrance(
+        claim, facts.pods, [one.name for one in containers]
+    )
     if lack is not None:
         return lack
     assert facts.entry is not None  # noqa: S101 - `_record_lack` found the record
-    record = facts.entry.record
-    hindrance = _hindrance(claim, facts.pods, asked)
-    if hindrance is not None:
-        return hindrance
-    for uuid, booked in booked_by_device(record.containers).items():
+    for uuid, booked in booked_by_device(containers).items():
         if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
-            return Wait(code=Code.DEVICE_FULL, text=f"claim {claim.title}: {text}")
-    return Given(record=record, devices_by_uuid=used)
+            return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
+    return Given(record=facts.entry.record, devices_by_uuid=used)
 
 
-def _checked(
-    claim: ClaimView, result: ResultView, facts: Facts, by_name: Mapping[str, Device]
-) -> tuple[Device, int, int] | Refuse:
-    """Return a result's device, memory and compute."""
-    where = f"claim {claim.title}, request {result.request}"
-    if result.admin_access:
-        return Refuse(
-            code=Code.ADMIN_ACCESS,
-            text=f"{where}: adminAccess is not supported; remove it from the claim",
-        )
-    if result.pool != names.pool_name(facts.node):
-        return Refuse(
-            code=Code.NOT_ALLOCATED, text=f"{where}: {shown(result.pool)} is not this node's pool"
-        )
-    device = by_name.get(result.device)
-    if device is None or not is_published(device):
+def _unusable(title: str, device: Device, facts: Facts) -> Refuse | None:
+    if not is_published(device):
         return Refuse(
             code=Code.DEVICE_UNKNOWN,
-            text=f"{where}: this node has no device {shown(result.device)} that is shared by "
-            "limits; delete the pod",
+            text=f"claim {title}: device {device.uuid} is not shared by limits; delete the pod",
         )
     if device.uuid not in facts.sound and (not device.healthy or device.uuid in facts.faulty):
         return Refuse(
             code=Code.DEVICE_UNHEALTHY,
-            text=f"{where}: device {device.uuid} is unhealthy: {device.health_reason or 'a fault'}",
+            text=f"claim {title}: device {device.uuid} is unhealthy: "
+            f"{device.health_reason or 'a fault'}",
         )
-    memory = parse_quantity(str((result.consumed_capacity or {}).get(names.MEMORY, "")))
-    cores = parse_quantity(str((result.consumed_capacity or {}).get(names.CORES, "0")))
-    if memory is None or cores is None:
-        return Refuse(
-            code=Code.NOT_ALLOCATED,
-            text=f"{where}: status.allocation lacks consumedCapacity; Kubernetes needs the "
-            "feature gate DRAConsumableCapacity (on since 1.36)",
-        )
-    return device, -(-memory // _MIB), -(-cores // 1)
+    return None
 
 
 def _record_lack(
-    claim: ClaimView, facts: Facts, asked: Mapping[str, Sequence[tuple[str, int, int]]]
+    claim: ResourceClaim, facts: Facts, containers: tuple[ContainerShares, ...]
 ) -> Wait | None:
     """Return why the ledger does not confirm the claim's allocation; ``None`` if it does."""
+    title = title_of(claim)
     if facts.unreadable:
-        return Wait(code=Code.LEDGER_UNREADABLE, text=f"claim {claim.title}: {facts.unreadable}")
+        return Wait(code=Code.LEDGER_UNREADABLE, text=f"claim {title}: {facts.unreadable}")
     record = facts.entry.record if facts.entry is not None else None
-    if record is None or record.op == "release" or record.origin != names.ORIGIN:
+    if record is None or record.op == "release" or not is_of_claim(record):
         return Wait(
             code=Code.LEDGER_UNKNOWN,
-            text=f"the ledger has no record of claim {claim.title}; Events of the claim give the "
-            "reason",
+            text=f"the ledger has no record of claim {title}; Events of the claim give the reason",
         )
     state = facts.state
     if (
@@ -267,29 +184,30 @@ def _record_lack(
     ):
         return Wait(
             code=Code.STATE_FAILED,
-            text=f"the allocation of claim {claim.title} failed: {state.code}: {state.reason}",
+            text=f"the allocation of claim {title} failed: {state.code}: {state.reason}",
         )
-    booked = {
-        container.name: sorted((one.uuid, one.memory_mib, one.core_pct) for one in container.shares)
-        for container in record.containers
-    }
-    if booked != {request: sorted(shares) for request, shares in asked.items()}:
+    if record.containers != containers:
         return Wait(
             code=Code.LEDGER_MISMATCH,
-            text=f"claim {claim.title}: the ledger has {_text(booked)}, the claim's allocation is "
-            f"{_text(asked)}",
+            text=f"claim {title}: the ledger has {_text(record.containers)}, the claim's "
+            f"allocation is {_text(containers)}",
+        )
+    if record.allocation_id != claim.allocation_id():
+        return Wait(
+            code=Code.LEDGER_MISMATCH,
+            text=f"claim {title}: the ledger has the record of an earlier allocation",
         )
     return None
 
 
 def _hindrance(
-    claim: ClaimView, pods: Collection[PodFacts], requests: Collection[str]
+    claim: ResourceClaim, pods: Collection[PodFacts], requests: Collection[str]
 ) -> Wait | Refuse | None:
     """Return why a pod that uses the claim must not start with it; ``None`` if it may.
 
     Each container has one limits file and one usage region, so it can have one request.
     """
-    namespace, name = claim.metadata.namespace, claim.metadata.name
+    namespace, name = claim.namespace, claim.metadata.name
     is_used = False
     for pod in pods:
         for container, uses in pod.claims_by_container.items():
@@ -312,15 +230,17 @@ def _hindrance(
         return None
     return Wait(
         code=Code.POD_UNKNOWN,
-        text=f"no container of a pod that the API server showed uses claim {claim.title}",
+        text=f"no container of a pod that the API server showed uses claim {title_of(claim)}",
     )
 
 
-def _text(shares: Mapping[str, Sequence[tuple[str, int, int]]]) -> str:
+def _text(containers: Iterable[ContainerShares]) -> str:
     return "; ".join(
-        f"{request}: "
-        + ", ".join(f"{uuid} {memory} MiB {cores} %" for uuid, memory, cores in sorted(of_request))
-        for request, of_request in sorted(shares.items())
+        f"{one.name}: "
+        + ", ".join(
+            f"{share.uuid} {share.memory_mib} MiB {share.core_pct} %" for share in one.shares
+        )
+        for one in containers
     )
 
 
@@ -354,7 +274,7 @@ FILE_VERSION: Final = 1
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One device as kubelet is told of it."""
+    """One device as kubelet sees it."""
 
     request: str
     pool: str
@@ -384,7 +304,7 @@ class Prepared(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def prepared_devices(
-    claim: ClaimView, cdi_ids: Mapping[str, tuple[str, ...]]
+    claim: ResourceClaim, cdi_ids: Mapping[str, tuple[str, ...]]
 ) -> tuple[PreparedDevice, ...]:
     """Return the claim's devices; ``cdi_ids``: by request, given with its first device.
 
@@ -393,13 +313,14 @@ def prepared_devices(
     left = dict(cdi_ids)
     return tuple(
         PreparedDevice(
-            request=result.main,
+            request=request,
             pool=result.pool,
             device=result.device,
             share_id=result.share_id,
-            cdi_ids=left.pop(result.main, ()),
+            cdi_ids=left.pop(request, ()),
         )
         for result in claim.results()
+        for request in [result.request.partition("/")[0]]
     )
 
 

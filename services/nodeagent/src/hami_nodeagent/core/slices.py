@@ -20,7 +20,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import AllocationRecord, is_of_claim
 from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import NOTHING, Booked, booked_by_device, may_join
 from hami_common.units import parse_quantity
@@ -56,7 +56,7 @@ def holdings_of(records: Iterable[AllocationRecord]) -> dict[str, Holdings]:
             known = found.get(uuid, Holdings())
             found[uuid] = (
                 Holdings(claims=known.claims.plus(booked), others=known.others)
-                if record.origin == names.ORIGIN
+                if is_of_claim(record)
                 else Holdings(claims=known.claims, others=known.others.plus(booked))
             )
     return found

@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
-from hami_common.dra import names
 from hami_common.model.device import Device
 from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.core.holders import Holder
+from hami_nodeagent.core.holders import Holder, is_of_hami
 from hami_nodeagent.core.podbook import PodBook
 
 
@@ -42,7 +41,7 @@ def walls_of(
         device, pod = devices_by_uuid.get(holder.uuid), pods.find(holder.pod_uid)
         if device is None or not device.memory_cap or pod is None or holder.is_whole:
             continue
-        if entries_by_uid[holder.owner[0]].record.origin not in ("", names.ORIGIN):
+        if is_of_hami(entries_by_uid[holder.owner[0]].record):
             continue
         limit_mib = holder.limit_mib + rules.margin_mib(holder.limit_mib)
         found.extend(

@@ -19,8 +19,9 @@ import anyio.to_thread
 
 from hami_common.apipath import api_path, is_label
 from hami_common.dra import names
+from hami_common.dra.claims import ResourceClaim
 from hami_common.errors import HamiError, NotFound
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
@@ -32,7 +33,6 @@ from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.core.partition_specs import spec_of
 from hami_nodeagent.core.resourceclaims import (
-    ClaimView,
     Code,
     Facts,
     Given,
@@ -141,7 +141,7 @@ class Preparer:
                 text=f"the agent cannot write on this node: {error.strerror or error}",
             )
 
-    async def _read(self, namespace: str, name: str, uid: str) -> ClaimView | Refuse:
+    async def _read(self, namespace: str, name: str, uid: str) -> ResourceClaim | Refuse:
         kube, title = self._kube(), f"{namespace}/{name}"
         unknown = Refuse(code=Code.CLAIM_UNKNOWN, text=f"claim {title} ({uid}) does not exist")
         if not is_label(uid):
@@ -152,16 +152,16 @@ class Preparer:
             "apis", names.GROUP, names.VERSION, "namespaces", namespace, "resourceclaims", name
         )
         try:
-            claim = decode(await kube.get(path), ClaimView, what=f"claim {title}")
+            claim = decode(await kube.get(path), ResourceClaim, what=f"claim {title}")
         except NotFound:
             return unknown
         except HamiError as error:
             return Refuse(code=Code.API_UNAVAILABLE, text=f"claim {title} is not read: {error}")
-        return claim if claim.metadata.uid == uid else unknown
+        return claim if claim.uid == uid else unknown
 
-    async def _decided(self, claim: ClaimView) -> Given | Refuse:
+    async def _decided(self, claim: ResourceClaim) -> Given | Refuse:
         """Decide, and wait a bounded time while an update may allow the claim."""
-        uid = claim.metadata.uid
+        uid = claim.uid
         deadline_s = self._clock.monotonic_s() + self._settings.prepare_wait_s
         read_at_s = self._clock.monotonic_s()
         is_state_read = False
@@ -245,7 +245,7 @@ class Preparer:
 
     async def _write(
         self,
-        claim: ClaimView,
+        claim: ResourceClaim,
         given: Given,
         grants: tuple[Grant, ...],
         installed: Installed | None,
@@ -320,12 +320,12 @@ class Preparer:
 
     def _described(
         self,
-        claim: ClaimView,
+        claim: ResourceClaim,
         given: Given,
         grants: tuple[Grant, ...],
         edits_by_request: dict[str, ContainerEdits],
     ) -> Prepared:
-        uid, record = claim.metadata.uid, given.record
+        uid, record = claim.uid, given.record
         by_name = {
             names.share_name(uid, request): edits for request, edits in edits_by_request.items()
         }
@@ -335,7 +335,7 @@ class Preparer:
         }
         return Prepared(
             uid=uid,
-            namespace=claim.metadata.namespace,
+            namespace=claim.namespace,
             name=claim.metadata.name,
             allocation_id=record.allocation_id,
             containers=record.containers,
@@ -388,7 +388,7 @@ def _proved(known: Prepared, node: str) -> Entry:
         namespace=known.namespace,
         pod=known.name,
         containers=known.containers,
-        origin=names.ORIGIN,
+        origin=CLAIM,
     )
     return Entry(record=record, sequence=0)
 

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind
 from hami_common.bus import subjects
 from hami_common.dra import names
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.ports import Bucket, Expect
 from hami_common.ports import Entry as Stored
@@ -54,12 +54,12 @@ def _uid_of(key: str) -> str:
 
 
 def _noun(record: AllocationRecord) -> str:
-    return "claim" if record.origin == names.ORIGIN else "pod"
+    return "claim" if is_of_claim(record) else "pod"
 
 
 def _regarding(record: AllocationRecord) -> ObjectRef:
     """Return the object that the record is of."""
-    is_claim = record.origin == names.ORIGIN
+    is_claim = is_of_claim(record)
     return ObjectRef(
         kind="ResourceClaim" if is_claim else "Pod",
         api_version=f"{names.GROUP}/{names.VERSION}" if is_claim else "v1",
@@ -207,6 +207,7 @@ class States:
     async def _write(self, entry: Entry, step: Step) -> None:
         record = entry.record
         key = subjects.allocation_key(self._picture.node, record.pod_uid)
+        is_used = step.state in {"prepared", "running"} and not step.code
         state = StateRecord(
             state=step.state,
             allocation_id=record.allocation_id,
@@ -222,12 +223,8 @@ class States:
             code=step.code,
             reason=step.reason,
             containers=step.containers,
-            carried=(
-                self._picture.partitions.told(entry)
-                if step.state in {"prepared", "running"}
-                else ()
-            ),
-            enforcement=self._enforcement(record) if step.state in {"prepared", "running"} else "",
+            carried=(self._picture.partitions.told(entry) if is_used else ()),
+            enforcement=self._enforcement(record) if is_used else "",
         )
         pod = self._picture.pods.find(record.pod_uid)
         traceparent = entry.traceparent or (pod.traceparent if pod is not None else "")
@@ -270,7 +267,7 @@ class States:
                 "code": step.code,
             },
         )
-        if step.state == "prepared":
+        if step.state == "prepared" and not step.code:
             await self._warn_of_unheld(record)
         recorder = self._events()
         if step.state == "failed" and recorder is not None:
