@@ -1,25 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component ``dra``: the scheduler's setting and its rights."""
+"""The component ``dra``: settings and rights of scheduler and agents, mounts, policy, DeviceClass."""
+
+from typing import Any
 
 import pytest
 
+from hami_common.dra import names
+from hami_common.runtime.settings import load
+from hami_nodeagent.settings import Settings
+from hami_sim.apiserver.cel import Program
 from tests.integration.deploy.test_hami_components import render
 from tests.integration.deploy.test_kueue import settings_of
 
-ROLE = "hami-scheduler-dra"
+ROLE = "hami-nodeagent-dra"
+POLICY = "resource-slices.hami.io"
+Rendered = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    return render(tmp_path_factory.mktemp("overlay"), ("nvidia", "dra"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    return render(tmp_path_factory.mktemp("plain"), ("nvidia",))
 
 
 def test_scheduler_books_claims_with_the_component_and_not_without(
-    tmp_path_factory: pytest.TempPathFactory,
+    rendered: Rendered, plain: Rendered
 ) -> None:
-    with_it = render(tmp_path_factory.mktemp("overlay"), ("nvidia", "dra"))
-    plain = render(tmp_path_factory.mktemp("plain"), ("nvidia",))
-    assert settings_of(with_it).dra.enabled
+    name = "hami-scheduler-dra"
+    assert settings_of(rendered).dra.enabled
     assert not settings_of(plain).dra.enabled
-    assert ("ClusterRole", ROLE) not in plain
-    (rule,) = with_it["ClusterRole", ROLE]["rules"]
+    assert ("ClusterRole", name) not in plain
+    (rule,) = rendered["ClusterRole", name]["rules"]
     assert rule["apiGroups"] == ["resource.k8s.io"]
     assert rule["resources"] == ["resourceclaims"]
     assert set(rule["verbs"]) == {"get", "list", "watch"}
-    (subject,) = with_it["ClusterRoleBinding", ROLE]["subjects"]
+    (subject,) = rendered["ClusterRoleBinding", name]["subjects"]
     assert (subject["namespace"], subject["name"]) == ("hami-system", "hami-scheduler")
+
+
+def agent_of(objects: Rendered) -> tuple[dict[str, Any], Settings]:
+    """Return the agent's container and its settings."""
+    spec = objects["DaemonSet", "hami-nodeagent-nvidia"]["spec"]["template"]["spec"]
+    (found,) = (one for one in spec["containers"] if one["name"] == "agent")
+    environment = {one["name"]: one["value"] for one in found["env"] if "value" in one}
+    argv = ["--set", "node_name=n"]
+    return found, load(Settings, service="nodeagent", argv=argv, environ=environment).settings
+
+
+def test_agent_serves_claims_with_the_component_alone(rendered: Rendered, plain: Rendered) -> None:
+    agent, settings = agent_of(rendered)
+    assert settings.dra.enabled
+    assert not agent_of(plain)[1].dra.enabled
+    mounted = {one["mountPath"]: one["name"] for one in agent["volumeMounts"]}
+    spec = rendered["DaemonSet", "hami-nodeagent-nvidia"]["spec"]["template"]["spec"]
+    host = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    dra = settings.dra
+    for path in (dra.registry_dir, dra.plugin_dir, dra.cdi_dir, dra.region_dir):
+        assert host[mounted[path]] == path
+
+
+def test_rights_are_those_of_a_driver_and_of_the_component_alone(
+    rendered: Rendered, plain: Rendered
+) -> None:
+    rules = {
+        (resource, verb)
+        for rule in rendered["ClusterRole", ROLE]["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    slices = ("get", "list", "watch", "create", "update", "delete")
+    assert rules == {("resourceclaims", "get"), *(("resourceslices", verb) for verb in slices)}
+    (subject,) = rendered["ClusterRoleBinding", ROLE]["subjects"]
+    assert (subject["namespace"], subject["name"]) == ("hami-agents", "hami-nodeagent")
+    assert ("ClusterRole", ROLE) not in plain
+
+
+@pytest.mark.parametrize(
+    ("node", "driver", "is_allowed"),
+    [
+        ("node-a", names.DRIVER, True),
+        ("node-b", names.DRIVER, False),
+        ("node-a", "gpu.example.com", False),
+    ],
+)
+def test_agent_may_write_slices_of_its_node_and_driver_only(
+    rendered: Rendered, node: str, driver: str, *, is_allowed: bool
+) -> None:
+    spec = rendered["ValidatingAdmissionPolicy", POLICY]["spec"]
+    key = "authentication.kubernetes.io/node-name"
+    given: dict[str, Any] = {
+        "request": {"operation": "CREATE", "userInfo": {"extra": {key: ["node-a"]}}},
+        "object": {"spec": {"nodeName": node, "driver": driver}},
+        "oldObject": None,
+        "variables": {},
+    }
+    for variable in spec["variables"]:
+        known = frozenset(given)
+        value = Program(variable["expression"], known)(given)
+        given["variables"][variable["name"]] = value
+    verdicts = [
+        Program(one["expression"], frozenset(given)).decide(given) for one in spec["validations"]
+    ]
+    assert all(verdicts) is is_allowed
+
+
+def test_class_selects_our_driver(rendered: Rendered) -> None:
+    (selector,) = rendered["DeviceClass", "hami-share"]["spec"]["selectors"]
+    program = Program(selector["cel"]["expression"], frozenset({"device"}))
+    assert program({"device": {"driver": names.DRIVER}}) is True
+    assert program({"device": {"driver": "gpu.example.com"}}) is False
