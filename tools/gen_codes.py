@@ -7,30 +7,31 @@ Also fails when a refusal code of the scheduler is not explained there.
 import ast
 import inspect
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import get_args
 
 from hami_core.ledger.states import TRANSITIONS
 from hami_core.placement.reasons import RefusalCode
-from hami_nodeagent.core.claims import Code
+from hami_nodeagent.core import claims, resourceclaims
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "runbook" / "refusals.md"
 END = "<!-- end of generated part -->"
 
 
-def agent_codes() -> str:
+def agent_codes(codes: type[StrEnum]) -> str:
     """Codes of the node agent with their docstrings."""
-    body = ast.parse(inspect.getsource(Code)).body[0]
+    body = ast.parse(inspect.getsource(codes)).body[0]
     if not isinstance(body, ast.ClassDef):
-        raise TypeError(Code)
+        raise TypeError(codes)
     rows = ["| code | what it means |", "| --- | --- |"]
     for name, text in zip(body.body[1:-1], body.body[2:], strict=True):
         if isinstance(name, ast.Assign) and isinstance(text, ast.Expr):
             target, value = name.targets[0], text.value
             if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
                 words = " ".join(str(value.value).split())
-                rows.append(f"| `{Code[target.id].value}` | {words} |")
-    if len(rows) != len(Code) + 2:
+                rows.append(f"| `{codes[target.id].value}` | {words} |")
+    if len(rows) != len(codes) + 2:
         raise ValueError("a code of the agent has no docstring")
     return "\n".join(rows)
 
@@ -57,7 +58,8 @@ def main() -> int:
     if missing:
         print(f"{TARGET.name} does not explain {', '.join(missing)}", file=sys.stderr)
         return 1
-    wanted = replaced(text, "agent codes", agent_codes())
+    wanted = replaced(text, "agent codes", agent_codes(claims.Code))
+    wanted = replaced(wanted, "claim codes", agent_codes(resourceclaims.Code))
     wanted = replaced(wanted, "transitions", transitions())
     if "--check" in sys.argv[1:]:
         return 0 if wanted == text else 1
