@@ -258,12 +258,14 @@ class _Parts:
                 source.look_again()
 
     async def tidy(self) -> None:
-        """Remove files of pods without grants."""
+        """Remove files of pods and claims without grants."""
         book = self.site.picture.grants
         await anyio.to_thread.run_sync(self.vnpu_core.tidy, lambda uid: bool(book.of_pod(uid)))
         priorities = self.limiter.priorities
         await anyio.to_thread.run_sync(priorities.tidy, lambda uid: bool(book.of_pod(uid)))
         await self.partition_answers.tidy()
+        if self.preparer is not None:
+            await self.preparer.tidy(self.kubelet)
 
     def events(self) -> EventRecorder | None:
         """Return the recorder of Kubernetes events; ``None`` before the API server was reached."""

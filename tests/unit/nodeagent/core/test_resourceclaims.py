@@ -99,6 +99,15 @@ def test_claim_that_the_ledger_confirms_may_be_prepared() -> None:
     assert set(found.devices_by_uuid) == {"nvidia-0", "nvidia-1"}
 
 
+def test_device_whose_configuration_changed_since_keeps_its_claims() -> None:
+    whole = (result(0, "1000Mi"),)
+    share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=1000, exclusive=True)
+    record = replace(RECORD, containers=(replace(MAIN, shares=(share,)),))
+    assert isinstance(decide(claim(*whole), facts(record, *whole)), Given)
+    scaled = [device(0, capacity_mib=2000)]
+    assert isinstance(decide(claim(*whole), facts(record, *whole, devices=scaled)), Given)
+
+
 def test_results_of_other_drivers_do_not_matter() -> None:
     other = result(7, "1Gi", driver="nic.example.com", request="nic")
     assert isinstance(decide(claim(other, *RESULTS), facts(RECORD, other, *RESULTS)), Given)

@@ -16,6 +16,7 @@ from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
 from hami_common.errors import NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord
+from hami_common.kubeletapi import podresources
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Entry
@@ -296,6 +297,53 @@ async def test_shares_of_pods_and_claims_that_were_given_bound_further_ones(node
     assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
     node.book(node.claim("d", OTHER, ("main", 0, 390, 0)))
     done(await node.prepare("d", OTHER))
+
+
+class FakeList:
+    """Lists claims as kubelet does."""
+
+    def __init__(self, *claims: str) -> None:
+        self.claims = claims
+
+    async def answer(self, *, timeout_s: float) -> podresources.ListPodResourcesResponse:
+        del timeout_s
+        found = [
+            podresources.DynamicResource(claim_namespace="default", claim_name=name)
+            for name in self.claims
+        ]
+        container = podresources.ContainerResources(name="app", dynamic_resources=found)
+        return podresources.ListPodResourcesResponse(
+            pod_resources=[podresources.PodResources(name="p", containers=[container])]
+        )
+
+
+async def tidied(node: Node, *listed: str) -> bool:
+    """Tidy with this list of kubelet; return whether the claim is gone."""
+    await node.preparer.tidy(FakeList(*listed))  # type: ignore[arg-type] # only lists
+    return not node.files()
+
+
+async def test_claim_that_kubelet_lost_is_removed_when_no_trace_of_it_is_left(node: Node) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    done(await node.prepare())
+    stray = node.directory / "regions" / OTHER
+    stray.mkdir()
+    node.site.picture.pods_known = True
+    claim = node.kube.claims.pop("c")
+    assert not await tidied(node)  # its pod is known
+    assert not stray.exists()
+    node.site.picture.pods.end("pod-of-c", now_s=0)
+    assert not await tidied(node)  # its pod is remembered
+    node.site.picture.pods.forget(gone_before_s=1)
+    assert not await tidied(node, "c")
+    node.kube.claims["c"] = claim
+    assert not await tidied(node)
+    node.kube.is_available = False
+    assert not await tidied(node)
+    node.kube.is_available = True
+    node.kube.claims["c"] = {**claim, "metadata": {**claim["metadata"], "uid": OTHER}}
+    assert await tidied(node)
+    assert len(node.site.picture.grants) == 0
 
 
 @asynccontextmanager

@@ -142,7 +142,7 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     if lack is not None:
         return lack
     assert facts.entry is not None  # noqa: S101 - `_record_lack` found the record
-    for uuid, booked in booked_by_device(containers).items():
+    for uuid, booked in booked_by_device(facts.entry.record.containers).items():
         if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
     return Given(record=facts.entry.record, devices_by_uuid=used)
@@ -186,7 +186,7 @@ def _record_lack(
             code=Code.STATE_FAILED,
             text=f"the allocation of claim {title} failed: {state.code}: {state.reason}",
         )
-    if record.containers != containers:
+    if _amounts(record.containers) != _amounts(containers):
         return Wait(
             code=Code.LEDGER_MISMATCH,
             text=f"claim {title}: the ledger has {_text(record.containers)}, the claim's "
@@ -232,6 +232,15 @@ def _hindrance(
         code=Code.POD_UNKNOWN,
         text=f"no container of a pod that the API server showed uses claim {title_of(claim)}",
     )
+
+
+def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[str, str, str, int, int]]:
+    """Return devices and amounts, without what follows from the device's present configuration."""
+    return [
+        (one.name, share.vendor, share.uuid, share.memory_mib, share.core_pct)
+        for one in containers
+        for share in one.shares
+    ]
 
 
 def _text(containers: Iterable[ContainerShares]) -> str:

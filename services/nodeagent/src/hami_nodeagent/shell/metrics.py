@@ -34,6 +34,7 @@ KINDS = (
     "region",
     "report",
     "share",
+    "slice",
     "state",
     "usage",
     "wall",

@@ -20,7 +20,7 @@ import anyio.to_thread
 from hami_common.apipath import api_path, is_label
 from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
-from hami_common.errors import HamiError, NotFound
+from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.model.device import Device
@@ -47,6 +47,7 @@ from hami_nodeagent.core.resourceclaims import (
 from hami_nodeagent.shell.allocate import RecordReads, StateReads
 from hami_nodeagent.shell.install import Installed
 from hami_nodeagent.shell.limiter import Limiter
+from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 
@@ -365,6 +366,56 @@ class Preparer:
         if known is not None:
             _log.info("claim unprepared", extra={"claim": f"{known.namespace}/{known.name}"})
         return None
+
+    # -- leftovers
+
+    async def tidy(self, kubelet: PodResources) -> None:
+        """Remove what kubelet will never unprepare, because it lost its own state.
+
+        These are claims that no known pod uses, that kubelet does not list, and that the API server
+        does not have any more; and usage regions without a claim.
+        """
+        await anyio.to_thread.run_sync(self._tidy_regions)
+        unused = [one for one in self._prepared.values() if not self._is_used(one)]
+        if not unused or not self._picture.pods_known:
+            return
+        try:
+            answer = await kubelet.answer(timeout_s=self._site.settings.list_timeout_s)
+        except Unavailable as error:
+            _log.debug("claims not checked", extra={"problem": str(error)})
+            return
+        listed = {
+            (resource.claim_namespace, resource.claim_name)
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for resource in container.dynamic_resources
+        }
+        for one in unused:
+            if (one.namespace, one.name) in listed:
+                continue
+            claim = await self._read(one.namespace, one.name, one.uid)
+            if isinstance(claim, Refuse) and claim.code == Code.CLAIM_UNKNOWN:
+                _log.warning(
+                    "claim orphaned, unpreparing it",
+                    extra={"claim": f"{one.namespace}/{one.name}", "uid": one.uid},
+                )
+                await self.unprepare(uid=one.uid)
+
+    def _is_used(self, prepared: Prepared) -> bool:
+        """Return whether a pod uses the claim, also a deleted one that is still remembered."""
+        return any(
+            use.claim == prepared.name
+            for pod in self._picture.pods
+            if pod.namespace == prepared.namespace
+            for uses in pod.claims_by_container.values()
+            for use in uses
+        )
+
+    def _tidy_regions(self) -> None:
+        if self._regions.is_dir():
+            for region in self._regions.iterdir():
+                if not self._picture.grants.of_pod(region.name):
+                    shutil.rmtree(region, ignore_errors=True)
 
     def _remove(self, uid: str) -> None:
         self._spec_file(uid).unlink(missing_ok=True)

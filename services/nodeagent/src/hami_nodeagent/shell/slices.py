@@ -19,7 +19,7 @@ import msgspec
 from hami_common.apipath import api_path
 from hami_common.dra import names
 from hami_common.errors import Conflict, Denied, HamiError, NotFound
-from hami_common.ports import KubeApi, WatchEvent
+from hami_common.ports import KubeApi
 from hami_common.runtime.tasks import Backoff
 from hami_common.units import whole
 from hami_nodeagent.core.slices import Write, holdings_of, next_write, pages_of, pci_bus_id
@@ -59,14 +59,15 @@ class SliceKeeper:
                 if event.type == "SYNCED":
                     self._is_listed = True
                 else:
-                    self._take(event)
+                    found = _decoded(event.raw)
+                    name = found["metadata"]["name"]
+                    take = partial(self._take, event.type, name, found)
+                    self._site.quarantine.call("slice", name, take)
                 self._picture.note_change()
 
-    def _take(self, event: WatchEvent) -> None:
-        found = msgspec.json.decode(event.raw, type=dict)
-        name = found["metadata"]["name"]
+    def _take(self, kind: str, name: str, found: dict[str, Any]) -> None:
         known = self._stored.get(name)
-        if event.type == "DELETED":
+        if kind == "DELETED":
             if known is None or known["metadata"]["uid"] == found["metadata"]["uid"]:
                 self._stored.pop(name, None)
         elif known is None or _revision(known) <= _revision(found):
@@ -165,7 +166,9 @@ async def withdraw(site: Site, kube: KubeApi) -> None:
         try:
             for page in await kube.list_pages(PATH, field_selector=selector):
                 for item in _decoded(page).get("items") or ():
-                    await kube.delete(f"{PATH}/{item['metadata']['name']}")
+                    name = item["metadata"]["name"]
+                    delete = partial(kube.delete, f"{PATH}/{name}")
+                    await site.quarantine.run("slice", name, delete, passes=(HamiError,))
         except Denied as error:
             _log.warning("ResourceSlices not deleted", extra={"problem": str(error)})
         except NotFound:
