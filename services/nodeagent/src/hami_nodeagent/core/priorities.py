@@ -106,7 +106,9 @@ class Activity:
     def standings(self, holders: Collection[Holder], uuids: Collection[str]) -> dict[str, Standing]:
         """Return the active levels of each of these devices."""
         standings = {uuid: Standing() for uuid in uuids}
-        for holder in holders:
+        # Containers that use one request of a claim have one region, so they count once.
+        once = {(key_of(holder), holder.uuid): holder for holder in holders}
+        for holder in once.values():
             if holder.uuid not in standings:
                 continue
             known, level = standings[holder.uuid], level_of(holder)
