@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component ``dra``: settings and rights of scheduler and agents, mounts, policy, DeviceClass."""
+"""The component ``dra``: settings and rights of scheduler and agents, mounts, policy, class."""
 
 from typing import Any
 

@@ -2,6 +2,7 @@
 """Conditions of activity, and its priority level."""
 
 import pytest
+from msgspec import structs
 
 from hami_nodeagent.core.priorities import (
     NO_LEVEL,
@@ -122,3 +123,16 @@ def test_rivals_and_neighbors_share_a_device() -> None:
         assert has_neighbours(holders) == is_shared
     assert rivals_of(apart) == set()
     assert not has_neighbours(apart)
+
+
+def test_containers_that_use_one_request_of_a_claim_are_one_tenant() -> None:
+    users = [
+        structs.replace(holder(name, priority=3), claim_uid="uid-c", request="main")
+        for name in ("a", "b")
+    ]
+    key = ("uid-c", "main")
+    assert {key_of(one) for one in users} == {key}
+    activity = Activity(hold_s=1.0, rung_hold_s=3.0)
+    activity.note([key], {key: works(1)}, now_s=0)
+    activity.note([key], {key: works(2)}, now_s=0)
+    assert activity.standings(users, [GPU])[GPU].active_tenants == 1

@@ -33,7 +33,7 @@ class FakeKube:
         self.writes: list[tuple[str, float]] = []
         self.problem: Exception | None = None
         self.is_lost = False
-        """Writes are carried out, and the answer is a conflict."""
+        """Writes are applied, and the answer is a conflict."""
         self._revision = 0
         self._send, self._receive = anyio.create_memory_object_stream[WatchEvent](100)
 
