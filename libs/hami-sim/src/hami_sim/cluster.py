@@ -47,6 +47,7 @@ from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml, write_capabilities
 from hami_sim.kubelet.launcher import driver_programs
+from hami_sim.kubelet.settings import KubeletSettings
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
 from hami_sim.planes import PlaneName, answers, make_plane
@@ -58,6 +59,7 @@ START_S = 60.0
 NODE_MEMORY_MIB = 2 << 20
 """Memory that a simulated node reports: 2 TiB."""
 _POLL_S = 0.05
+CDI_DIRECTORIES = KubeletSettings().cdi_directories
 SYSTEM_NAMESPACE = namespaces.SYSTEM
 AGENTS_NAMESPACE = namespaces.AGENTS
 
@@ -156,6 +158,11 @@ class Cluster:
         self._bus: NatsClient | None = None
 
     # ---------------------------------------------------------------- building
+
+    @property
+    def cdi_directory(self) -> Path:
+        """Directory for the CDI specs of claims, the same for all nodes."""
+        return self.directory / "cdi"
 
     def _machine(self, node: str) -> Path:
         """State file of the node's fake devices, in a directory that containers see."""
@@ -334,6 +341,7 @@ class Cluster:
                 "--kill-on-exit",
                 *self._driver_arguments(),
                 *(f"--pretended-path={path}" for path in self.spec.pretended_paths),
+                *(f"--cdi-directory={path}" for path in (*CDI_DIRECTORIES, self.cdi_directory)),
             ],
         )
         for node in self.spec.nodes:
@@ -353,6 +361,10 @@ class Cluster:
                     "pods_dir": str(root / "pods"),
                     "usage.owners": "namespace",
                     "host_memory_mib": str(NODE_MEMORY_MIB),
+                    "dra.registry_dir": str(root / "plugins_registry"),
+                    "dra.plugin_dir": str(self.directory / "dra" / node.name),
+                    "dra.region_dir": str(self.directory / "claims" / node.name),
+                    "dra.cdi_dir": str(self.cdi_directory),
                     **self._limiter_settings(node),
                     **self._driver_settings(node),
                 },
