@@ -94,6 +94,7 @@ def rows() -> list[Row]:
         *_own("nodeagent", agent.Metrics(CollectorRegistry())),
         *_own("nodeagent", agent.RecallMetrics(CollectorRegistry())),
         *_own("nodeagent", agent.OvercommitMetrics(CollectorRegistry())),
+        *_own("nodeagent", agent.ClaimMetrics(CollectorRegistry())),
         *_grouped("nodeagent", usagemetrics.DEVICE_GROUPS),
         *_grouped("nodeagent", usagemetrics.MIG_GROUPS),
         *_grouped("nodeagent", usagemetrics.INSTANCE_GROUPS),
