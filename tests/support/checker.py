@@ -11,7 +11,7 @@ from typing import Protocol
 from nats.aio.client import Client
 
 from hami_common.bus import subjects
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import AllocationRecord, is_of_claim
 from hami_common.events.codec import decode
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
@@ -135,7 +135,9 @@ async def problems_of(cluster: Outside, verifier: Verifier, *, namespace: str) -
         ):
             problems.append(f"{name}: ledger and annotation differ")
     for uid, record in live.items():
-        if uid not in pods:
+        if is_of_claim(record):
+            placements.append(record.containers)
+        elif uid not in pods:
             problems.append(
                 f"share of {record.pod} on {record.node} is booked for a pod that is gone"
             )

@@ -20,6 +20,7 @@ import msgspec
 import yaml
 from anyio.abc import TaskGroup
 
+from hami_common.dra.names import DRIVER
 from hami_common.kubeletapi import podresources, podresources_grpc
 from hami_common.units import parse_quantity
 from hami_sim.cluster import Cluster, ClusterSpec
@@ -38,6 +39,8 @@ _AGENT_PATHS = {
     "plugin_socket_dir": "/run/hami-agent/plugins",
     "device_plugin_dir": str(KUBELET_DIRECTORY / "device-plugins"),
     "pod_resources_socket": str(KUBELET_DIRECTORY / "pod-resources" / "kubelet.sock"),
+    "dra.registry_dir": str(KUBELET_DIRECTORY / "plugins_registry"),
+    "dra.plugin_dir": str(KUBELET_DIRECTORY / "plugins" / DRIVER),
 }
 
 
@@ -51,7 +54,8 @@ class NodeCluster(Cluster):
         self, spec: ClusterSpec, directory: Path, group: TaskGroup, disk: Path, programs: Programs
     ) -> None:
         """Keep the node below ``disk``, which needs a short path."""
-        agent = {**_AGENT_PATHS, **spec.settings.get("nodeagent", {})}
+        claims = {"dra.cdi_dir": str(disk / "cdi"), "dra.region_dir": str(disk / "claims")}
+        agent = {**_AGENT_PATHS, **claims, **spec.settings.get("nodeagent", {})}
         settings = {**spec.settings, "nodeagent": agent}
         super().__init__(
             msgspec.structs.replace(spec, settings=settings, plane="real"), directory, group

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims on a real node: kubelet, containerd and runc under the real control plane.
+
+Only on the newest Kubernetes, as all of Dynamic Resource Allocation. Memory in MiB.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from hami_common.dra.names import DRIVER, pool_name
+from hami_sim.cluster import ClusterSpec, NodeSpec
+from tests.cluster.node.cluster import NodeCluster, run_node_cluster
+from tests.cluster.node.needs import programs_or_skip
+from tests.cluster.node.node import base
+from tests.e2e.test_real_node import AGENT, LIMIT_S, NODE, all_run, has_its_own, records_of, share
+from tests.support.checker import problems_of
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real,
+    pytest.mark.shares_cluster,
+    pytest.mark.timeout(400),
+]
+
+COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
+GROUP = "/apis/resource.k8s.io/v1"
+CLAIMS = f"{GROUP}/namespaces/default/resourceclaims"
+PODS = "/api/v1/namespaces/default/pods"
+SPEC = ClusterSpec(
+    nodes=(NodeSpec(name=NODE, profile="8xA100-40"),),
+    slots=16,
+    injection="devices",
+    backoff_s=0.2,
+    settings={
+        "scheduler": {"reconcile_s": "5", "dra.enabled": "true"},
+        "nodeagent": {"dra.enabled": "true"},
+    },
+)
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeCluster]:
+    programs = programs_or_skip()
+    with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as disk:
+        async with run_node_cluster(
+            SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk)
+        ) as cluster:
+            for file in ("agent-rbac", "scheduler-rbac", "device-class"):
+                for document in yaml.safe_load_all((COMPONENT / f"{file}.yaml").read_text()):
+                    await cluster.create(path_of(document), document)
+            await cluster.until("slices are published", lambda: has_slice(cluster))
+            yield cluster
+
+
+def path_of(document: dict[str, Any]) -> str:
+    """Path at which an object without a namespace is created."""
+    plural = {"DeviceClass": "deviceclasses"}.get(document["kind"], f"{document['kind'].lower()}s")
+    return f"/apis/{document['apiVersion']}/{plural}"
+
+
+async def has_slice(cluster: NodeCluster) -> bool:
+    return bool((await cluster.request("GET", f"{GROUP}/resourceslices"))["items"])
+
+
+async def use_claim(cluster: NodeCluster, name: str, memory_mib: int) -> None:
+    """Create a claim, and a pod with the same name that uses it."""
+    capacity = {"requests": {"memory": f"{memory_mib}Mi", "cores": "30"}}
+    exactly = {"deviceClassName": "hami-share", "capacity": capacity}
+    spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
+    await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+    pod: dict[str, Any] = share(name, memory_mib)
+    resources = pod["spec"]["containers"][0]["resources"]
+    for resource in ("nvidia.com/gpu", "nvidia.com/gpumem"):
+        del resources["limits"][resource]
+    resources["claims"] = [{"name": "gpu", "request": "main"}]
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
+    await cluster.create_pod(pod)
+
+
+async def slice_of(cluster: NodeCluster) -> dict[str, Any]:
+    """The node's slice."""
+    (found,) = (await cluster.request("GET", f"{GROUP}/resourceslices"))["items"]
+    return dict(found)
+
+
+async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -> None:
+    spec = (await slice_of(cluster))["spec"]
+    assert (spec["driver"], spec["pool"]["name"]) == (DRIVER, pool_name(NODE))
+    await use_claim(cluster, "claimed", 5000)
+    await cluster.create_pod(share("asked", 7000))
+    await all_run(cluster, ["claimed", "asked"])
+    assert await has_its_own(cluster, ["claimed", "asked"]) == []
+    records = await records_of(cluster)
+    assert records["claimed"].origin == "claim"
+    [asked] = records["asked"].containers[0].shares
+    left = f"{40_960 - asked.memory_mib}Mi"
+
+    async def shows_what_is_left() -> bool:
+        values = {
+            device["attributes"]["uuid"]["string"]: device["capacity"]["memory"]["value"]
+            for device in (await slice_of(cluster))["spec"]["devices"]
+        }
+        return bool(values[asked.uuid] == left)
+
+    await cluster.until("the slice shows what pods leave", shows_what_is_left)
+    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+
+
+async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeCluster) -> None:
+    assert len(list(cluster.node.containerd.cdi_directory.iterdir())) == 1
+    await cluster.processes[AGENT].kill()
+    await cluster.node.restart_kubelet()
+    cluster.processes[AGENT].start()
+    await cluster.registered()
+    await use_claim(cluster, "second", 6000)
+    await all_run(cluster, ["claimed", "asked", "second"])
+    assert await has_its_own(cluster, ["claimed", "second"]) == []
+    for name in ("claimed", "second", "asked"):
+        await cluster.request("DELETE", f"{PODS}/{name}")
+
+    async def are_released() -> bool:
+        records = await records_of(cluster)
+        return all(record.op == "release" for record in records.values())
+
+    await cluster.until("all shares are released", are_released, limit_s=LIMIT_S)
+    with anyio.fail_after(30):
+        while list(cluster.node.containerd.cdi_directory.iterdir()):
+            await anyio.sleep(0.2)
