@@ -185,7 +185,7 @@ def pci_bus_id(text: str) -> str:
 # ------------------------------------------------------------------------------ slices in the API
 
 
-class Write(Struct, frozen=True, kw_only=True):
+class SliceWrite(Struct, frozen=True, kw_only=True):
     """The next change of the node's slices in the API server."""
 
     verb: str
@@ -200,7 +200,7 @@ def next_write(
     stored: Mapping[str, Obj],
     *,
     owner_uid: str = "",
-) -> Write | None:
+) -> SliceWrite | None:
     """Return the first change that brings ``stored`` (slices by name) to ``pages``, if any.
 
     The pool's generation grows when devices move between slices or the number of slices changes,
@@ -213,13 +213,13 @@ def next_write(
         fresh = _slice(node, number, pages, generation, owner_uid)
         known = stored.get(name)
         if known is None:
-            return Write(verb="create", name=name, slice=fresh)
+            return SliceWrite(verb="create", name=name, slice=fresh)
         if _comparable(known["spec"]) != _comparable(fresh["spec"]):
             fresh["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
             _keep_times(fresh["spec"], known["spec"])
-            return Write(verb="replace", name=name, slice=fresh)
+            return SliceWrite(verb="replace", name=name, slice=fresh)
     for name in sorted(stored.keys() - wanted.keys()):
-        return Write(verb="delete", name=name)
+        return SliceWrite(verb="delete", name=name)
     return None
 
 

@@ -22,7 +22,7 @@ from hami_common.errors import Conflict, Denied, HamiError, NotFound
 from hami_common.ports import KubeApi
 from hami_common.runtime.tasks import Backoff
 from hami_common.units import whole
-from hami_nodeagent.core.slices import Write, holdings_of, next_write, pages_of, pci_bus_id
+from hami_nodeagent.core.slices import SliceWrite, holdings_of, next_write, pages_of, pci_bus_id
 from hami_nodeagent.shell.site import Site
 
 PATH = api_path("apis", names.GROUP, names.VERSION, "resourceslices")
@@ -91,7 +91,7 @@ class SliceKeeper:
                 backoff.reset()
                 await self._site.clock.sleep(self._site.settings.dra.write_s)
 
-    async def _wanted(self) -> Write | None:
+    async def _wanted(self) -> SliceWrite | None:
         picture, view = self._picture, self._picture.view
         if not (self._is_listed and picture.ledger_known and picture.canonical_by_vendor):
             return None
@@ -114,7 +114,7 @@ class SliceKeeper:
             if device.uuid not in self._roots:
                 self._roots[device.uuid] = pcie_root(self._sysfs, pci_bus_id(device.bus_id))
 
-    async def _apply(self, write: Write) -> None:
+    async def _apply(self, write: SliceWrite) -> None:
         path, body = f"{PATH}/{write.name}", msgspec.json.encode(write.slice)
         try:
             if write.verb == "delete":
