@@ -39,6 +39,8 @@ from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.quota import queues
 from hami_registry.core import device_config
+from hami_sim.apiserver import dra
+from hami_sim.apiserver.errors import Cause, Obj
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
 from hamictl.cli import main as hamictl_main
 from tools.docs_text import Command, Page, Snippet, read
@@ -401,6 +403,8 @@ def test_problem(words: list[str]) -> str:
         rest = rest[2:] if rest[1:2] in (["sim"], ["real"]) else rest
     if rest[:1] == ["--kubernetes"] and rest[1:2] and rest[1] in run_tests.NAMES:
         rest = rest[2:]
+    if rest[:1] == ["--scheduler"] and rest[1:2] and rest[1] in run_tests.SCHEDULERS:
+        rest = rest[2:]
     return pytest_problem(rest)
 
 
@@ -521,7 +525,22 @@ def yaml_problem(text: str) -> str:
 CATALOG = Catalog.from_settings(
     VendorSettings(nvidia=NvidiaSettings(mig_profiles=PROFILES, dialects=("volcano",)))
 )
-OTHER_KINDS = frozenset({"ConfigMap", "Kustomization", "Component", "PriorityClass", "Namespace"})
+OTHER_KINDS = frozenset(
+    {
+        "AdmissionCheck",
+        "Component",
+        "ConfigMap",
+        "Kustomization",
+        "Namespace",
+        "PriorityClass",
+        "ProvisioningRequestConfig",
+    }
+)
+CLAIM_KINDS: dict[str, tuple[Callable[[Obj], None], Callable[[Obj], list[Cause]]]] = {
+    "ResourceClaim": (dra.default_claim, dra.check_claim),
+    "ResourceClaimTemplate": (dra.default_template, dra.check_template),
+}
+"""Defaults and rules of the API server for these kinds."""
 FRAGMENTS = frozenset(
     {"images", "components", "patches", "scrape_configs", "actions", "tiers"},
 )
@@ -532,7 +551,12 @@ def _document_problem(document: dict[str, Any]) -> str:
     kind = document.get("kind", "")
     if kind == "ResourceQuota":
         return _quota_problem(document)
-    if kind in OTHER_KINDS or document.keys() <= FRAGMENTS:
+    if kind in CLAIM_KINDS:
+        default, check = CLAIM_KINDS[kind]
+        default(document)
+        return "; ".join(map(str, check(document)))
+    uses_claims = kind == "Pod" and "resourceClaims" in document.get("spec", {})
+    if kind in OTHER_KINDS or uses_claims or document.keys() <= FRAGMENTS:
         return ""
     pod = _pod_of(document)
     return _pod_problem(pod) if pod else "is nothing that admission could be asked about"

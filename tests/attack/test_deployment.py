@@ -157,6 +157,7 @@ def test_no_account_has_the_rights_of_kube_scheduler_and_of_the_extender(
         in own
         <= {
             "hami-scheduler",
+            "hami-scheduler-dra",
             "hami-scheduler-kueue",
             "hami-scheduler-provisioning",
         }
