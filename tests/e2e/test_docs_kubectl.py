@@ -15,6 +15,7 @@ import pytest
 from hami_sim.kubernetes import ControlPlane, configuration, run_control_plane
 from tests.cluster.needs import control_plane_or_skip
 from tests.support.kubeclient import KubeClient
+from tests.support.provisioning import definition
 from tools import check_docs
 from tools.docs_text import Command
 
@@ -30,6 +31,17 @@ OVERLAY = configuration.shipped_directory().parent / "overlays" / "dev"
 CHANGES = {"apply", "create", "delete", "label", "drain", "cordon", "annotate", "scale", "patch"}
 WAITS = {"wait", "rollout"}
 NODE = "gpu-1"
+PROVISIONING = "examples/provisioning-requests/request.yaml"
+VOLCANO_PLUGIN = {
+    "metadata": {"name": "volcano-device-plugin"},
+    "spec": {
+        "selector": {"matchLabels": {"name": "volcano-device-plugin"}},
+        "template": {
+            "metadata": {"labels": {"name": "volcano-device-plugin"}},
+            "spec": {"containers": [{"name": "plugin", "image": "i:1"}]},
+        },
+    },
+}
 """Name of a node in the pages."""
 LIMIT_S = 60.0
 
@@ -61,14 +73,26 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         site = Site(plane)
         code, told = await site.kubectl("apply", "-k", os.path.relpath(OVERLAY, ROOT))
         assert code == 0, told
-        await client.create("nodes", {"metadata": {"name": NODE}})
+        for node in (NODE, "gpu-2"):
+            await client.create("nodes", {"metadata": {"name": node}})
+        await client.create("daemonsets.apps", VOLCANO_PLUGIN, "kube-system")
         # No webhook answers here, and pods of the examples request devices.
         code, told = await site.kubectl(
             *("patch", "mutatingwebhookconfiguration", "hami-webhook", "--type=json"),
             *("-p", '[{"op": "replace", "path": "/webhooks", "value": []}]'),
         )
         assert code == 0, told
+        await announce_pods(site, client)
         yield site
+
+
+async def announce_pods(site: Site, client: KubeClient) -> None:
+    """Create the example of a ProvisioningRequest, and its kind."""
+    kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await client.call("POST", kinds, body=definition())
+    with anyio.fail_after(30):
+        while (await site.kubectl("apply", "-f", PROVISIONING))[0]:
+            await anyio.sleep(0.2)
 
 
 def verb_of(words: list[str]) -> str:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from hami_common.compat import hamiformat
 from hami_common.errors import Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import booked_by_device
@@ -395,10 +396,16 @@ async def diagnose(day: Day) -> None:
 
 async def roll_back(day: Day) -> None:
     """Return gpu-b to HAMi, whose plugin serves it again and which counts every pod on it."""
-    await hamictl("migrate", "rollback", "gpu-b", *day.kubeconfig)
-    assert (await day.states("status"))["gpu-b"]["side"] == "hami"
     query = {"fieldSelector": "spec.nodeName=gpu-b"}
     path = "/api/v1/namespaces/default/pods"
+
+    async def are_mirrored() -> bool:
+        pods = (await day.site.client.call("GET", path, query=query))["items"]
+        return all(hamiformat.NODE in pod["metadata"].get("annotations", {}) for pod in pods)
+
+    await day.site.until("pods have HAMi's annotations", are_mirrored)
+    await hamictl("migrate", "rollback", "gpu-b", *day.kubeconfig)
+    assert (await day.states("status"))["gpu-b"]["side"] == "hami"
     pods = (await day.site.client.call("GET", path, query=query))["items"]
     assert {pod["status"]["phase"] for pod in pods} == {"Running"}
     names = {pod["metadata"]["name"] for pod in pods}
