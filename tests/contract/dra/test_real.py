@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hami_sim.kubernetes import ControlPlane, run_control_plane
-from hami_sim.kubernetes.programs import SCHEDULER
-from tests.cluster.needs import control_plane_or_skip
+from hami_sim.kubernetes import ControlPlane
 from tests.contract.dra.suite_objects import DeviceObjectsContract
 from tests.contract.dra.suite_scheduling import ClaimSchedulingContract
 from tests.contract.kubeapi.support import Cluster, fresh_namespace
-from tests.contract.kubescheduler.support import Extender, Site, run_extender
+from tests.contract.kubescheduler.realplane import extender, plane, site  # noqa: F401 - fixtures
 from tests.support.kubeclient import KubeClient
 
 pytestmark = [
@@ -25,42 +23,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-async def extender() -> AsyncIterator[Extender]:
-    async with run_extender() as extender:
-        yield extender
-
-
-@pytest.fixture(scope="module")
-async def plane(
-    tmp_path_factory: pytest.TempPathFactory, extender: Extender
-) -> AsyncIterator[ControlPlane]:
-    programs = control_plane_or_skip()
-    async with run_control_plane(tmp_path_factory.mktemp("plane"), programs) as plane:
-        await plane.install_accounts()
-        login = await plane.kubeconfig_for_account("hami-kube-scheduler")
-        plane.add_scheduler(login, extender_url=extender.url).start()
-        await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
-        yield plane
-
-
 @pytest.fixture
-async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
+async def cluster(
+    plane: ControlPlane,  # noqa: F811 - the fixture
+) -> AsyncIterator[Cluster]:
     access = plane.access()
     async with KubeClient(access) as client, fresh_namespace(client) as namespace:
         yield Cluster(access, namespace, client)
-
-
-@pytest.fixture
-async def site(plane: ControlPlane, extender: Extender) -> AsyncIterator[Site]:
-    async with KubeClient(plane.access()) as client:
-        extender.client = client
-        site = Site(client, extender)
-        try:
-            yield site
-        finally:
-            await site.clear()
-            extender.reset()
 
 
 class TestObjects(DeviceObjectsContract):

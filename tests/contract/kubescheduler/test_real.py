@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kube-scheduler contract on kube-scheduler, with the shipped configuration and roles.
-
-One control plane serves all tests; each has nodes of its own, and no kubelet keeps them ready.
-"""
-
-from collections.abc import AsyncIterator
+"""The kube-scheduler contract on kube-scheduler, with the shipped configuration and roles."""
 
 import pytest
 
-from hami_sim.kubernetes import ControlPlane, run_control_plane
-from hami_sim.kubernetes.programs import SCHEDULER
-from tests.cluster.needs import control_plane_or_skip
+from tests.contract.kubescheduler.realplane import extender, plane, site  # noqa: F401 - fixtures
 from tests.contract.kubescheduler.suite import ExtenderContract
-from tests.contract.kubescheduler.support import Extender, Site, run_extender
-from tests.support.kubeclient import KubeClient
 
 pytestmark = [
     pytest.mark.anyio,
@@ -21,37 +12,6 @@ pytestmark = [
     pytest.mark.shares_cluster,
     pytest.mark.timeout(240),
 ]
-
-
-@pytest.fixture(scope="module")
-async def extender() -> AsyncIterator[Extender]:
-    async with run_extender() as extender:
-        yield extender
-
-
-@pytest.fixture(scope="module")
-async def plane(
-    tmp_path_factory: pytest.TempPathFactory, extender: Extender
-) -> AsyncIterator[ControlPlane]:
-    programs = control_plane_or_skip()
-    async with run_control_plane(tmp_path_factory.mktemp("plane"), programs) as plane:
-        await plane.install_accounts()
-        login = await plane.kubeconfig_for_account("hami-kube-scheduler")
-        plane.add_scheduler(login, extender_url=extender.url).start()
-        await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
-        yield plane
-
-
-@pytest.fixture
-async def site(plane: ControlPlane, extender: Extender) -> AsyncIterator[Site]:
-    async with KubeClient(plane.access()) as client:
-        extender.client = client
-        site = Site(client, extender)
-        try:
-            yield site
-        finally:
-            await site.clear()
-            extender.reset()
 
 
 class TestExtender(ExtenderContract):

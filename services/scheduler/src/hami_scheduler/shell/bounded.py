@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds every call to a peer in time. Seconds."""
+"""Bounds calls to a peer, and waits for events, in time. Seconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import anyio
 
 from hami_common.errors import Unavailable
+from hami_common.ports import Clock
 
 
 @contextmanager
@@ -17,3 +18,16 @@ def answer_within(limit_s: float, *, peer: str) -> Iterator[None]:
             yield
     except TimeoutError as error:
         raise Unavailable(peer=peer, detail=f"no answer in {limit_s:g} s") from error
+
+
+async def until_set(event: anyio.Event, clock: Clock, *, at_most_s: float) -> None:
+    """Wait until the event is set, at most for a time of the clock."""
+    async with anyio.create_task_group() as group:
+
+        async def tick() -> None:
+            await clock.sleep(at_most_s)
+            group.cancel_scope.cancel()
+
+        group.start_soon(tick)
+        await event.wait()
+        group.cancel_scope.cancel()

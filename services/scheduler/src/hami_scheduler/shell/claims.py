@@ -23,6 +23,7 @@ from hami_common.errors import Conflict, Denied, HamiError, NotFound, RequestInv
 from hami_common.events.allocation import Account, is_of_claim
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
 from hami_common.pods import annotations as keys
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
@@ -31,6 +32,7 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.stimuli import Append, ClaimPlanned
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
+from hami_scheduler.shell.bounded import until_set
 from hami_scheduler.shell.claimapi import CLAIMS, ClaimApi, read_claim
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Effects
@@ -77,13 +79,17 @@ class Claims:
         )
         self._claims: dict[str, ResourceClaim] = {}
         """Claims with an allocation of ours, by uid."""
+        self._ids: dict[str, str] = {}
+        """``ResourceClaim.allocation_id`` of each of them, which is a hash."""
         self._is_synced = False
         self._is_complaining = False
         self._refusals: dict[str, tuple[str, str]] = {}
         """(allocation id, text) of the refusal that the claim's newest Event has, by uid."""
         self._dirty: set[str] = set()
         """Claims, by uid, that changed since they were reconciled."""
-        self._all_due_s = 0.0
+        self._unsettled: set[str] = set()
+        """UIDs with a record whose allocation is gone, and which the node may still use."""
+        self._all_due_s = self._records_due_s = 0.0
         self._wake = anyio.Event()
 
     # --- following -------------------------------------------------------------------------------
@@ -110,7 +116,9 @@ class Claims:
             async for event in events:
                 if event.type == "SYNCED":
                     if listed is not None:
-                        self._claims = {u: one for u, one in self._claims.items() if u in listed}
+                        for uid in self._claims.keys() - listed:
+                            self._forget(uid)
+                            self._dirty.add(uid)
                     listed, self._is_synced, self._is_complaining = None, True, False
                 else:
                     name = bare_pod(event.raw)
@@ -130,7 +138,7 @@ class Claims:
 
     def _take(self, event: WatchEvent, uid: str) -> None:
         if event.type == "DELETED":
-            self._claims.pop(uid, None)
+            self._forget(uid)
             self._state.quarantine.forget(CLAIM, uid)
             return
         try:
@@ -138,13 +146,21 @@ class Claims:
         except HamiError:
             self._metrics.undecodable.labels(source="claims").inc()
             raise
-        if claim.allocation_id():
-            self._claims[uid] = claim
+        if allocation_id := claim.allocation_id():
+            self._claims[uid], self._ids[uid] = claim, allocation_id
         else:
-            self._claims.pop(uid, None)
+            self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self._claims.pop(uid, None)
+        self._ids.pop(uid, None)
 
     async def _reconcile_all(self) -> None:
-        """Reconcile changed claims at once, and all at each interval: what is free changes too."""
+        """Reconcile changed claims at once, and those that wait at each interval.
+
+        What is free changes too, and so do the states that agents report. Records are compared
+        with all claims at a longer interval, because they are many.
+        """
         while True:
             if self._wake.is_set():
                 self._wake = anyio.Event()
@@ -153,50 +169,47 @@ class Claims:
                 dirty, self._dirty = self._dirty, set()
                 if now_s >= self._all_due_s:
                     self._all_due_s = now_s + self._tick_s
-                    dirty = self._claims.keys() | {
+                    dirty |= self._unsettled | {u for u in self._claims if not self._is_booked(u)}
+                    known = self._refusals.items()
+                    self._refusals = {uid: one for uid, one in known if uid in self._claims}
+                if now_s >= self._records_due_s:
+                    self._records_due_s = now_s + self._options.discovery_s
+                    dirty |= {
                         holding.record.pod_uid
                         for holding in self._state.ledger.holdings()
                         if is_of_claim(holding.record)
                     }
-                    known = self._refusals.items()
-                    self._refusals = {uid: one for uid, one in known if uid in self._claims}
                 await self._reconcile(dirty)
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait for the next change, at most for one interval."""
-        async with anyio.create_task_group() as group:
-
-            async def tick() -> None:
-                await self._state.clock.sleep(self._tick_s)
-                group.cancel_scope.cancel()
-
-            group.start_soon(tick)
-            await self._wake.wait()
-            group.cancel_scope.cancel()
+            await until_set(self._wake, self._state.clock, at_most_s=self._tick_s)
 
     async def _reconcile(self, uids: AbstractSet[str]) -> None:
         """Release what claims hold no more, then book what they have been allocated."""
         for uid in sorted(uids):
-            claim = self._claims.get(uid)
+            self._unsettled.discard(uid)
             for holding in self._state.ledger.holdings_of_pod(uid):
                 if is_of_claim(holding.record) and (
-                    claim is None or claim.allocation_id() != holding.record.allocation_id
+                    self._ids.get(uid) != holding.record.allocation_id
                 ):
                     await self._isolated(uid, partial(self._settle, holding))
         for claim in sorted((self._claims[uid] for uid in uids & self._claims.keys()), key=_age):
-            if not self._is_booked(claim):
+            if not self._is_booked(claim.uid):
                 await self._isolated(claim.uid, partial(self._book, claim))
 
-    def _is_booked(self, claim: ResourceClaim) -> bool:
-        allocation_id = claim.allocation_id()
+    def _is_booked(self, uid: str) -> bool:
+        return self._has_record(uid, self._ids[uid])
+
+    def _has_record(self, uid: str, allocation_id: str) -> bool:
         return any(
             holding.record.allocation_id == allocation_id
-            for holding in self._state.ledger.holdings_of_pod(claim.uid)
+            for holding in self._state.ledger.holdings_of_pod(uid)
         )
 
     async def _settle(self, holding: Holding) -> None:
+        uid = holding.record.pod_uid
+        self._unsettled.add(uid)
         await self._effects.settling.doubt(holding)
+        if not self._has_record(uid, holding.record.allocation_id):
+            self._unsettled.discard(uid)
 
     # --- booking ---------------------------------------------------------------------------------
 
@@ -209,16 +222,7 @@ class Claims:
         except RequestInvalid as error:
             await self._refuse(claim, node, f"{INVALID}: {error}")
             return
-        planned = ClaimPlanned(
-            node=node,
-            claim_uid=claim.uid,
-            namespace=claim.namespace,
-            name=claim.metadata.name,
-            containers=containers,
-            allocation_id=claim.allocation_id(),
-            now_s=self._state.clock.now_s(),
-            account=_account_of(claim),
-        )
+        planned = self._planned(claim, node, containers)
         if not await self._is_current(claim, planned):
             return
         try:
@@ -243,6 +247,26 @@ class Claims:
             )
             await self._effects.ledger.confirm(holding)
 
+    def _planned(
+        self,
+        claim: ResourceClaim,
+        node: str,
+        containers: tuple[ContainerShares, ...],
+        *,
+        must: bool = False,
+    ) -> ClaimPlanned:
+        return ClaimPlanned(
+            node=node,
+            claim_uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.metadata.name,
+            containers=containers,
+            allocation_id=claim.allocation_id(),
+            now_s=self._state.clock.now_s(),
+            account=_account_of(claim),
+            must=must,
+        )
+
     async def _is_current(self, claim: ResourceClaim, planned: ClaimPlanned) -> bool:
         """Return whether the claim has this allocation, as far as that may be in doubt.
 
@@ -259,7 +283,7 @@ class Claims:
             and fresh.allocation_id() == claim.allocation_id()
         ):
             return True
-        self._claims.pop(claim.uid, None)  # the watch delivers the claim's newest version
+        self._forget(claim.uid)  # the watch delivers the claim's newest version
         return False
 
     def _devices(self, node: str) -> list[Device]:
@@ -340,7 +364,10 @@ class Claims:
 
     async def _restore(self, raw: msgspec.Raw) -> None:
         claim = read_claim(raw)
-        if not claim.results() or self._is_booked(claim) or not await self._is_in_use(claim):
+        allocation_id = claim.allocation_id()
+        if not allocation_id or self._has_record(claim.uid, allocation_id):
+            return
+        if not await self._is_in_use(claim):
             return
         if not self._state.has("inventory"):
             raise Unavailable(peer="scheduler", detail="devices of the nodes are not known yet")
@@ -348,19 +375,7 @@ class Claims:
         containers = containers_of(claim, self._devices(node))
         async with self._effects.ledger.planning(node):
             for _ in range(self._fence_tries):
-                plan = self._state.core.answer(
-                    ClaimPlanned(
-                        node=node,
-                        claim_uid=claim.uid,
-                        namespace=claim.namespace,
-                        name=claim.metadata.name,
-                        containers=containers,
-                        allocation_id=claim.allocation_id(),
-                        now_s=self._state.clock.now_s(),
-                        account=_account_of(claim),
-                        must=True,
-                    )
-                )
+                plan = self._state.core.answer(self._planned(claim, node, containers, must=True))
                 if not isinstance(plan, Append):
                     return  # booked meanwhile, or another allocation is to be released first
                 try:

@@ -21,7 +21,7 @@ from hami_common.events.codec import decode
 from hami_common.ports import KubeApi, WatchEvent
 from hami_core.planning.conditions import kube_time
 from hami_scheduler.settings import HoldSettings, Settings
-from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.bounded import answer_within, until_set
 from hami_scheduler.shell.feed import NODES
 from hami_scheduler.shell.leader import Leader
 from hami_scheduler.shell.podapi import bare_pod
@@ -205,19 +205,7 @@ class Follower:
             if self._wake.is_set():
                 self._wake = anyio.Event()
             await self._reconciler.round(is_synced=self._synced >= set(self._kinds))
-            await self._pause()
-
-    async def _pause(self) -> None:
-        """Wait for the next change, at most for one interval."""
-        async with anyio.create_task_group() as group:
-
-            async def tick() -> None:
-                await self._clock.sleep(self._tick_s)
-                group.cancel_scope.cancel()
-
-            group.start_soon(tick)
-            await self._wake.wait()
-            group.cancel_scope.cancel()
+            await until_set(self._wake, self._clock, at_most_s=self._tick_s)
 
     def path(self, kind: str, *names: str) -> str:
         """Return the path of a kind of the group, or of an object; ``names``: namespace and name.
