@@ -284,7 +284,7 @@ class VolcanoExtender:
         near = self._state.pods.nodes_of_group(fitting[0][0].group)
         members = [Member(request=request, nodes=nodes) for _, request in fitting]
         members.sort(key=lambda member: _size(member.request))
-        for some in (members, members[:need])[len(members) == need :]:
+        for some in [members] if len(members) == need else [members, members[:need]]:
             if await stepwise(place_together(self._state.table, some, near=near)) is not None:
                 return True
         return False
