@@ -25,15 +25,26 @@ from hami_common.bounds import (
     Uid,
     Word,
 )
-from hami_common.dra.names import CORES, DRIVER, MEMORY, device_name, node_of_pool, pool_name
+from hami_common.dra.names import (
+    CORES,
+    DRIVER,
+    MEMORY,
+    SOFT_MODE,
+    VENDORS_BY_ANNOTATION,
+    device_name,
+    node_of_pool,
+    pool_name,
+)
 from hami_common.errors import RequestInvalid
-from hami_common.model.device import Device
+from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods.podview import MetadataView
 from hami_common.units import MIB_BYTES, parse_quantity, shown
 
 UNPREPARED: Final = "unprepared"
 """Code of the state of a claim that no container of the node uses any more."""
+MEMORY_LEAST_MIB: Final = 2
+"""Least legal capacity of memory in a slice: the smallest request and one step."""
 _WHOLE_PCT: Final = 100
 _ID_DIGITS: Final = 32
 
@@ -123,6 +134,20 @@ class ResourceClaim(Struct, frozen=True, kw_only=True):
             parts += [one.request, one.pool, one.device, one.share_id or ""]
             parts += [f"{name}={amount}" for name, amount in amounts]
         return sha256("\0".join(parts).encode()).hexdigest()[:_ID_DIGITS]
+
+
+def is_published(device: Device) -> bool:
+    """Return whether claims may have shares of the device.
+
+    Only devices that are shared by limits, whose memory stays on the device.
+    """
+    return (
+        device.mode == SOFT_MODE
+        and not device.partitions
+        and device.vendor not in VENDORS_BY_ANNOTATION
+        and device.capacity_mib >= MEMORY_LEAST_MIB
+        and not (device.overcommit == RECALL and device.capacity_mib > device.memory_mib)
+    )
 
 
 def node_of(claim: ResourceClaim) -> str:

@@ -27,6 +27,10 @@ CORDONED: Final = f"{DRIVER}/cordoned"
 """Taint of a device that an operator took out of service."""
 CDI_KIND: Final = f"{DRIVER}/share"
 """Kind of the CDI devices by which containers get the shares of a claim's request."""
+SOFT_MODE: Final = "soft"
+"""Mode of devices that claims share: memory and compute are enforced by limits."""
+VENDORS_BY_ANNOTATION: Final = frozenset({"ascend", "awsneuron", "cambricon", "kunlunxin"})
+"""Vendors whose runtimes read annotations of the container, which CDI cannot set."""
 _LABEL_MOST: Final = 63
 _NAME_MOST: Final = 253
 _HASH_DIGITS: Final = 10

@@ -101,6 +101,10 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ResourceClaim whose devices kube-scheduler chose; then ``pod_uid`` and ``pod`` are the claim's,
     and ``containers`` are its requests.
     """
+    claim: Name = ""
+    """ResourceClaim through which the pod gets the shares; empty: through the device plugin. Its
+    allocation has the same devices and amounts.
+    """
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,6 +169,11 @@ def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> All
 def is_of_claim(record: AllocationRecord) -> bool:
     """Return whether a ResourceClaim holds the shares; no pod has the record's ``pod_uid``."""
     return record.origin == CLAIM
+
+
+def is_by_claim(record: AllocationRecord) -> bool:
+    """Return whether kube-scheduler counts the shares as those of a ResourceClaim."""
+    return bool(record.claim) or is_of_claim(record)
 
 
 def purpose_of(kind: OwnerKind, namespace: str, name: str) -> str:

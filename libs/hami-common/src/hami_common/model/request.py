@@ -215,3 +215,5 @@ class PodRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     selectors: Annotated[dict[Vendor, DeviceSelector], Meta(max_length=VENDORS_MOST)] = {}
     """By vendor; a vendor that is absent has no constraint."""
     policy: PlacementPolicy = PlacementPolicy()
+    claim: Name = ""
+    """ResourceClaim through which the pod gets the devices; empty: through the device plugin."""

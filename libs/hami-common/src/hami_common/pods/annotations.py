@@ -27,6 +27,10 @@ MIN_ISOLATION = "hami.io/min-isolation"
 """Annotation with the least grades of isolation, see ``hami_common.model.isolation``."""
 NO_MOVE = "hami.io/no-move"
 """Annotation, ``true``: plans to free capacity leave the pod where it is."""
+ALLOCATION_MODE = "hami.io/allocation-mode"
+"""Annotation of a pod, or label of a namespace: how pods get the devices of their resource limits,
+``device-plugin`` or ``dra``.
+"""
 
 HOLD = "hami.io/hold"
 """Annotation with the uid of the Workload whose held shares the pod takes over; Kueue writes it."""
@@ -38,6 +42,10 @@ MANAGED_LABEL = "hami.io/managed"
 """Label on every pod the webhook prepared (value ``true``): the selector of our list-and-watch."""
 ALLOCATION = "hami.io/allocation"
 """Signed placement, written with the Binding only (design D4)."""
+CLAIMED_RESOURCES = "hami.io/claimed-resources"
+"""Our resources of each container, JSON, of a pod that gets them through a claim: the webhook moves
+them here from the limits. Nobody changes it afterwards.
+"""
 TRACEPARENT = "hami.io/traceparent"
 """W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""
 RECALL_MEMORY = "hami.io/recall-memory"

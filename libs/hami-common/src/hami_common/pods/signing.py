@@ -39,6 +39,8 @@ class SignedPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     placement: Placement
     origin: Word = ""
     """``hami`` for a pod that HAMi placed and we took over; empty for one that we placed."""
+    claim: Name = ""
+    """ResourceClaim through which the pod gets its shares; empty: through the device plugin."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ webhook: it would use an untracked device without limits. The contents of the vo
 the node, which mounts limits of its own where necessary.
 """
 
+from hami_common.dra.podclaims import POD_CLAIM, claim_of, is_claimed, requests_of, uses_of
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations, limits
@@ -36,6 +37,9 @@ def require_admitted(pod: PodView, request: PodRequest) -> None:
             " tracked",
             fix=_FIX,
         )
+    if is_claimed(pod):
+        _require_claims(pod, request)
+        return
     volumes = {volume.name for volume in pod.spec.volumes or []}
     asking = {container.name for container in request.containers}
     for _, container in pod.containers_in_order():
@@ -50,5 +54,26 @@ def require_admitted(pod: PodView, request: PodRequest) -> None:
                 field=f"container {container.name}: volumeMounts[{limits.DIRECTORY}]",
                 problem="is missing: HAMi's webhook did not prepare the pod, so its share would not"
                 " be limited",
+                fix=_FIX,
+            )
+
+
+def _require_claims(pod: PodView, request: PodRequest) -> None:
+    """Raise ``NotAdmitted`` unless each container with a share names its requests of the claim."""
+    if not claim_of(pod):
+        raise NotAdmitted(
+            field=f"spec.resourceClaims[{POD_CLAIM}]",
+            problem="is missing: HAMi's webhook did not prepare the pod, so it would get no device",
+            fix=_FIX,
+        )
+    requests = requests_of(request)
+    for _, container in pod.containers_in_order():
+        named = (container.resources.claims if container.resources else None) or ()
+        lacking = [use for use in uses_of(requests, container.name) if use not in named]
+        if lacking:
+            raise NotAdmitted(
+                field=f"container {container.name}: resources.claims",
+                problem=f"lacks request {lacking[0].request} of claim {POD_CLAIM}: HAMi's webhook"
+                " did not prepare the pod, so it would get no device",
                 fix=_FIX,
             )

@@ -92,6 +92,7 @@ def signed_placement(record: AllocationRecord, *, ledger_seq: int) -> SignedPlac
         ledger_seq=ledger_seq,
         placement=Placement(node=record.node, containers=record.containers),
         origin=record.origin,
+        claim=record.claim,
     )
 
 

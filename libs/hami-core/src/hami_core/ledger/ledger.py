@@ -665,6 +665,7 @@ class Ledger:
                 writer=self._writer,
                 held_for="" if hold is None else hold.held_for,
                 awaits=awaits,
+                claim=request.claim,
             ),
             fenced=True,
         )
@@ -719,6 +720,7 @@ class Ledger:
                 writer=self._writer,
                 reason="restored from the bound pod",
                 origin=signed.origin,
+                claim=signed.claim,
             ),
             fenced=True,
         )
@@ -839,6 +841,8 @@ class Ledger:
                 writer=self._writer,
                 reason=reason,
                 account=record.account,
+                origin=record.origin,
+                claim=record.claim,
             ),
             fenced=True,
         )

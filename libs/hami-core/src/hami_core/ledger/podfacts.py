@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hami_common.apipath import api_path, is_subdomain
 from hami_common.bounds import RUNTIME_MOST_S, UID_MOST
+from hami_common.dra.podclaims import as_claimed, claim_of, is_claimed, restored
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.allocation import Account, purpose_of
 from hami_common.model.request import PlacementPolicy, PodRequest
@@ -90,6 +91,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The identity under which quotas count the pod, see ``account_of``."""
     hold: str = ""
     """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
+    claim: str = ""
+    """ResourceClaim through which the pod gets its devices, see ``claim_of``."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
@@ -213,10 +216,11 @@ class PodReader:
 
         ``RequestInvalid``: the request cannot be met as written, or the pod bypassed admission.
         """
-        request = self._catalog.parse_pod(pod, defaults=self._policy)
-        if request is not None:
-            require_admitted(pod, request)
-        return request
+        request = self._catalog.parse_pod(restored(pod), defaults=self._policy)
+        if request is None:
+            return None
+        require_admitted(pod, request)
+        return as_claimed(request, claim=claim_of(pod)) if is_claimed(pod) else request
 
     def template_request(self, pod: PodView) -> PodRequest | None:
         """Return the request of a pod that is not created yet; as ``request_of``."""
@@ -224,7 +228,11 @@ class PodReader:
 
     def account_of(self, pod: PodView) -> Account | None:
         """Return the identity under which quotas count the pod."""
-        return account_of(pod, self._count_resources)
+        try:
+            asking = restored(pod)
+        except RequestInvalid:  # `request_of` refuses the pod
+            asking = pod
+        return account_of(asking, self._count_resources)
 
     def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
         """Return the facts of this version.
@@ -280,6 +288,7 @@ class PodReader:
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
             hold=hold_of(pod),
+            claim=claim_of(pod),
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
         )
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from hami_common.dra.claims import ResourceClaim, containers_of, node_of
+from hami_common.dra.claims import ResourceClaim, containers_of, is_published, node_of
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.model.device import Device
@@ -24,7 +24,6 @@ from hami_common.model.placement import NOTHING, Booked, ContainerShares, Share,
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.core.slices import is_published
 
 
 class Code(StrEnum):

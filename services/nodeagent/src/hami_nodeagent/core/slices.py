@@ -20,19 +20,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from hami_common.dra import names
-from hami_common.events.allocation import AllocationRecord, is_of_claim
-from hami_common.model.device import RECALL, Device
+from hami_common.dra.claims import MEMORY_LEAST_MIB, is_published
+from hami_common.events.allocation import AllocationRecord, is_by_claim
+from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, booked_by_device, may_join
 from hami_common.units import parse_quantity
 
 DEVICES_MOST: Final = 64
 """Devices of a slice. The API server's limit is 128 without taints: a taint moves no device."""
-MEMORY_LEAST_MIB: Final = 2
-"""Least legal capacity of memory: the smallest request and one step."""
 _TEXT_MOST: Final = 64
-_SOFT: Final = "soft"
-_NEEDS_ANNOTATIONS: Final = frozenset({"ascend", "awsneuron", "cambricon", "kunlunxin"})
-"""Vendors whose runtimes read annotations of the container, which CDI cannot set."""
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 Obj = dict[str, Any]
@@ -56,21 +52,10 @@ def holdings_of(records: Iterable[AllocationRecord]) -> dict[str, Holdings]:
             known = found.get(uuid, Holdings())
             found[uuid] = (
                 Holdings(claims=known.claims.plus(booked), others=known.others)
-                if is_of_claim(record)
+                if is_by_claim(record)
                 else Holdings(claims=known.claims, others=known.others.plus(booked))
             )
     return found
-
-
-def is_published(device: Device) -> bool:
-    """Return whether claims may have shares of the device."""
-    return (
-        device.mode == _SOFT
-        and not device.partitions
-        and device.vendor not in _NEEDS_ANNOTATIONS
-        and device.capacity_mib >= MEMORY_LEAST_MIB
-        and not (device.overcommit == RECALL and device.capacity_mib > device.memory_mib)
-    )
 
 
 def pages_of(
