@@ -10,6 +10,7 @@ from hami_common.dra.podclaims import (
     by_request,
     claim_of,
     encode_resources,
+    owner_pod,
     request_name,
     requests_of,
     restored,
@@ -20,7 +21,7 @@ from hami_common.events.codec import decode, encode
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
-from hami_common.pods.podview import ClaimUseView, PodView
+from hami_common.pods.podview import ClaimUseView, MetadataView, PodView
 from hami_common.vendors.catalog import Catalog
 
 CATALOG = Catalog.from_settings()
@@ -90,6 +91,37 @@ def test_small_init_container_uses_the_request_of_an_app_container() -> None:
     ]
     assert claimed.claim == "c"
     assert claimed.selectors["nvidia"].modes == ("soft",)
+
+
+def test_init_container_uses_the_requests_of_one_container() -> None:
+    """A container has one limits file and one usage region, so it has the share of one."""
+    dcu = {"hygon.com/dcunum": "1", "hygon.com/dcumem": "2000", "hygon.com/dcucores": "20"}
+    apart = asked(pod({"gpu": GPU, "dcu": dcu}, init={"load": {**SMALL, **dcu}}))
+    assert {one.name: one.users for one in requests_of(apart)} == {
+        "load-nvidia": ("load",),
+        "load-hygon": ("load",),
+        "gpu-nvidia": ("gpu",),
+        "dcu-hygon": ("dcu",),
+    }
+    assert [one.name for one in as_claimed(apart, claim="c").containers] == ["load", "gpu", "dcu"]
+    both = asked(pod({"gpu": GPU, "all": {**GPU, **dcu}}, init={"load": {**SMALL, **dcu}}))
+    assert {one.users for one in requests_of(both)} == {("load", "all"), ("gpu",)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "owner", "found"),
+    [
+        ({"hami.io/managed": "true"}, {"kind": "Pod", "controller": True}, "u"),
+        ({"hami.io/managed": "true"}, {"kind": "Pod"}, ""),
+        ({"hami.io/managed": "true"}, {"kind": "Job", "controller": True}, ""),
+        ({}, {"kind": "Pod", "controller": True}, ""),
+    ],
+)
+def test_pod_owns_a_claim_with_our_label(
+    labels: dict[str, str], owner: dict[str, Any], found: str
+) -> None:
+    document = {"labels": labels, "ownerReferences": [{"name": "p", "uid": "u", **owner}]}
+    assert owner_pod(decode(encode(document), MetadataView, what="metadata")) == found
 
 
 def test_init_container_without_a_compute_limit_is_not_given_one() -> None:

@@ -25,7 +25,14 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import ContainerRequest, DeviceRequest, PodRequest
 from hami_common.pods import annotations as keys
-from hami_common.pods.podview import ClaimUseView, ContainerView, PodView, Quantities, ResourcesView
+from hami_common.pods.podview import (
+    ClaimUseView,
+    ContainerView,
+    MetadataView,
+    PodView,
+    Quantities,
+    ResourcesView,
+)
 
 POD_CLAIM: Final = "hami"
 """Name by which the pod's spec calls the claim."""
@@ -80,6 +87,14 @@ def claim_of(pod: PodView) -> str:
         return ""
     own = [one for one in pod.spec.resource_claims or () if one.name == POD_CLAIM]
     return next((one.resource_claim_name or "" for one in own), "")
+
+
+def owner_pod(metadata: MetadataView) -> str:
+    """Return the uid of the pod that owns a claim of ours; empty for any other claim."""
+    if (metadata.labels or {}).get(keys.MANAGED_LABEL) != "true":
+        return ""
+    owners = metadata.owner_references or ()
+    return next((one.uid for one in owners if one.controller and one.kind == "Pod"), "")
 
 
 def restored(pod: PodView) -> PodView:
@@ -155,7 +170,7 @@ def _own(request: PodRequest, container: ContainerRequest) -> ContainerRequest:
     """Return the container with the requests of its own, which are held for the pod's life."""
     if container.kind != "init":
         return container
-    asked = tuple(one for one in container.requests if _host(request, one) is None)
+    asked = () if _host(request, container) else container.requests
     return replace(container, kind="app", requests=asked)
 
 
@@ -186,11 +201,11 @@ def requests_of(request: PodRequest) -> tuple[ShareRequest, ...]:
     users: dict[tuple[str, str], list[str]] = {}
     asked_by: dict[tuple[str, str], DeviceRequest] = {}
     for container in request.containers:
+        host = _host(request, container) if container.kind == "init" else ""
         for asked in container.requests:
-            host = _host(request, asked) if container.kind == "init" else None
             key = (host or container.name, asked.vendor)
             users.setdefault(key, []).append(container.name)
-            if host is None:
+            if not host:
                 asked_by[key] = asked
     return tuple(
         ShareRequest(
@@ -224,15 +239,19 @@ def uses_of(requests: Iterable[ShareRequest], container: str) -> tuple[ClaimUseV
     )
 
 
-def _host(request: PodRequest, asked: DeviceRequest) -> str | None:
-    """Return the container whose request an init container can use; ``None``: it needs its own."""
+def _host(request: PodRequest, container: ContainerRequest) -> str:
+    """Return the container whose requests an init container can use; empty: it needs its own.
+
+    All from one container: they have one limits file and one usage region.
+    """
     for other in request.containers:
-        if other.kind == "init":
-            continue
-        for one in other.requests:
-            if one.vendor == asked.vendor and _covers(one, asked):
-                return other.name
-    return None
+        given = {one.vendor: one for one in other.requests}
+        if other.kind != "init" and all(
+            asked.vendor in given and _covers(given[asked.vendor], asked)
+            for asked in container.requests
+        ):
+            return other.name
+    return ""
 
 
 def _covers(given: DeviceRequest, asked: DeviceRequest) -> bool:

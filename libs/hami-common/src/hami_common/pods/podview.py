@@ -135,6 +135,7 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     kind: ObjectText = ""
     name: ObjectText = ""
     uid: ObjectText = ""
+    controller: bool | None = None
 
 
 class MetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
