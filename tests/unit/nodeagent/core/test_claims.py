@@ -409,6 +409,7 @@ def test_recovered_device_is_allocated_before_the_registry_is_updated() -> None:
         ({"allocation_id": "an-earlier-one"}, 0, "ledger-unknown", Wait),
         ({"containers": ()}, 1, "ledger-mismatch", Refuse),
         ({"origin": "hami"}, 1, "no-allocation", Refuse),
+        ({"claim": "c"}, 1, "no-allocation", Refuse),
         ({"op": "resize", "containers": ()}, 2, "not-in-allocation", Refuse),
     ],
 )
@@ -419,6 +420,19 @@ def test_record_must_be_the_one_that_the_annotation_names(
     entry = replace(pod.entry, record=replace(pod.record, **change), sequence=sequence)
     seen = view(pod, entries_by_uid={pod.uid: entry})
     assert code_of(decide(seen, [pod.listed()], request()), kind) == code
+
+
+def test_pod_with_a_claim_gets_nothing_without_the_ledger_either() -> None:
+    pod = Given("pod")
+    assert pod.facts.signed is not None
+    pod.facts = replace(pod.facts, signed=replace(pod.facts.signed, claim="c"))
+    seen = view(pod, entries_by_uid={}, bus_connected=False)
+    refusal = decide(seen, [pod.listed()], request())
+    assert isinstance(refusal, Refuse)
+    assert refusal.text == (
+        "pod default/pod gets its devices by claim c, and by no resource of its containers; "
+        "remove the resource"
+    )
 
 
 def test_resized_record_gives_its_new_shares() -> None:

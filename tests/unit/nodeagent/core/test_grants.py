@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The book of grants and its comparison with kubelet's own."""
 
+from msgspec.structs import replace
+
 from hami_common.events.codec import decode, encode
 from hami_nodeagent.core.grants import Comparison, Grant, GrantBook, GrantFile, Shown, compare
 from tests.unit.nodeagent.core.builders import GPU, NPU, Container, Given
@@ -70,6 +72,16 @@ def test_book_survives_the_disk() -> None:
     book = GrantBook([pod.grant("fetch", "a", uuids=("u",), time_s=1.5), pod.grant("main", "a")])
     again = GrantBook(decode(encode(book.to_file()), GrantFile, what="grants").grants)
     assert list(again) == list(book)
+
+
+def test_grants_by_claims_are_kept_with_the_claims_and_contest_no_ids() -> None:
+    one, two = Given("one"), Given("two")
+    by_claim = replace(one.grant("main"), resource="gpu.hami.io/nvidia", claim="c")
+    book = GrantBook([by_claim, two.grant("main", "a")])
+    assert book.to_file().grants == (two.grant("main", "a"),)
+    assert book.is_by_claim(one.uid)
+    assert not book.is_by_claim(two.uid)
+    assert compare(book, [shown(two, "a")], [GPU]) == Comparison()
 
 
 def test_equal_books_agree() -> None:

@@ -157,6 +157,34 @@ def test_hardware_partition_is_always_enforced() -> None:
     assert unheld_vendors(pod.record, GrantBook([]), DEVICES, lambda _vendor: "") == ()
 
 
+def test_share_of_a_pod_by_its_claim_is_held_by_the_containers_that_use_the_request() -> None:
+    pod = Given("web", ("main", "app", {GPU: 1}), ("side", "app", {GPU: 1}))
+    pod.entry = replace(pod.entry, record=replace(pod.record, claim="c"))
+    uses = {
+        "load": (ClaimUse(claim="c", request="main-nvidia"),),
+        "main": (ClaimUse(claim="c", request="main-nvidia"),),
+        "side": (ClaimUse(claim="c", request="side-nvidia"),),
+        "other": (ClaimUse(claim="d", request="main-nvidia"),),
+    }
+    volumes = {"main": "old"}
+    pod.facts = replace(pod.facts, claims_by_container=uses, region_volumes=volumes)
+    thief = replace(pod.facts, uid="thief", name="thief")
+    book = PodBook()
+    for number, facts in enumerate((pod.facts, thief)):
+        book.put(facts, revision=number + 1, now_s=0)
+    grants = GrantBook(
+        replace(pod.grant(name, library="lib"), claim="c") for name in ("main", "side")
+    )
+    found = holders_of({pod.uid: pod.entry}, book, grants, DEVICES)
+    assert {(one.pod, one.container, one.owner) for one in found} == {
+        ("web", "load", (pod.uid, "main")),
+        ("web", "main", (pod.uid, "main")),
+        ("web", "side", (pod.uid, "side")),
+    }
+    assert all(one.has_region and not one.volume for one in found)
+    assert enforcement_of(pod.record, grants, pod.facts) == "libvgpu"
+
+
 def test_pods_of_hami_are_compared_in_memory_only_and_never_warned() -> None:
     share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30)
     pod = with_shares(Given("pod"), share)
@@ -198,7 +226,7 @@ def test_prepared_claim_is_held_by_the_containers_that_use_the_request() -> None
     ):
         book.put(pod, revision=number + 1, now_s=0)
     found = holders_of(entries, book, grants, DEVICES)
-    assert {(one.pod, one.container, one.request) for one in found} == {
+    assert {(one.pod, one.container, one.owner[1]) for one in found} == {
         ("one", "app", "main"),
         ("all", "app", "main"),
         ("all", "app", "side"),

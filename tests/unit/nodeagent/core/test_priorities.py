@@ -127,8 +127,7 @@ def test_rivals_and_neighbors_share_a_device() -> None:
 
 def test_containers_that_use_one_request_of_a_claim_are_one_tenant() -> None:
     users = [
-        structs.replace(holder(name, priority=3), claim_uid="uid-c", request="main")
-        for name in ("a", "b")
+        structs.replace(holder(name, priority=3), claimed=("uid-c", "main")) for name in ("a", "b")
     ]
     key = ("uid-c", "main")
     assert {key_of(one) for one in users} == {key}

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.dra import names
-from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.claims import Consumer, ResourceClaim
 from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
 from hami_common.model.placement import Booked, ContainerShares, Share
+from hami_common.pods.podview import OwnerView
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.podfacts import Ask, ClaimUse, PodFacts
 from hami_nodeagent.core.resourceclaims import (
@@ -22,6 +23,7 @@ from hami_nodeagent.core.resourceclaims import (
     decide,
     given_shares,
     prepared_devices,
+    record_owner,
 )
 from tests.unit.nodeagent.core.builders import NODE, device
 
@@ -259,6 +261,145 @@ def test_container_with_two_requests_is_refused_and_an_unknown_pod_waits() -> No
         waiting = decide(claim(*results), facts(record, *results, pods=pods))
         assert isinstance(waiting, Wait)
         assert waiting.code == Code.POD_UNKNOWN
+
+
+POD_RECORD = replace(
+    RECORD,
+    pod_uid="pod-1",
+    pod="web",
+    origin="",
+    claim="c",
+    containers=(
+        replace(
+            MAIN,
+            name="app",
+            shares=(*MAIN.shares, Share(vendor="hygon", uuid="d-0", memory_mib=50)),
+        ),
+        replace(
+            MAIN, name="side", shares=(Share(vendor="nvidia", uuid="nvidia-2", memory_mib=100),)
+        ),
+    ),
+)
+OWNED = (
+    result(2, "100Mi", request="side-nvidia"),
+    result(0, "300Mi", "30", request="app-nvidia"),
+    result(1, "200Mi", request="app-nvidia"),
+    result(0, "50Mi", request="app-hygon", device=names.device_name("d-0")),
+)
+OWNER = replace(
+    POD,
+    claims_by_container={
+        "first": (ClaimUse(claim="c", request="app-nvidia"),),
+        "app": tuple(ClaimUse(claim="c", request=f"app-{one}") for one in ("nvidia", "hygon")),
+        "side": (ClaimUse(claim="c", request="side-nvidia"),),
+    },
+)
+
+
+def owned(*results: dict[str, Any], **more: Any) -> ResourceClaim:
+    """The claim, controlled by the pod."""
+    found = claim(*results)
+    assert found.status is not None
+    labels = more.get("labels", {"hami.io/managed": "true"})
+    owner = OwnerView(kind="Pod", name="web", uid="pod-1", controller=more.get("controller", True))
+    status = replace(
+        found.status,
+        reserved_for=tuple(Consumer(name=one, uid=one) for one in more.get("pods", ())),
+    )
+    metadata = replace(found.metadata, labels=labels, owner_references=[owner])
+    return replace(found, metadata=metadata, status=status)
+
+
+def of_pod(record: AllocationRecord | None = POD_RECORD, **more: Any) -> Facts:
+    """Facts of the node of a pod that owns the claim."""
+    given: dict[str, Any] = {
+        "devices": [
+            *(device(number) for number in range(3)),
+            device(0, vendor="hygon", uuid="d-0"),
+        ],
+        "pods": [OWNER],
+        "entry": Entry(record=record, sequence=1) if record else None,
+        **more,
+    }
+    return facts(**given)
+
+
+def test_claim_of_a_pod_is_compared_with_the_record_of_the_pod() -> None:
+    found = decide(owned(*OWNED, pods=["pod-1"]), of_pod())
+    assert isinstance(found, Given), found
+    assert found.record.containers == POD_RECORD.containers
+    assert set(found.devices_by_uuid) == {"nvidia-0", "nvidia-1", "nvidia-2", "d-0"}
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        (None, Code.LEDGER_UNKNOWN),
+        (replace(POD_RECORD, op="release", containers=()), Code.LEDGER_UNKNOWN),
+        (replace(POD_RECORD, claim=""), Code.LEDGER_UNKNOWN),
+        (replace(POD_RECORD, claim="other"), Code.LEDGER_UNKNOWN),
+        (replace(POD_RECORD, containers=POD_RECORD.containers[:1]), Code.LEDGER_MISMATCH),
+        (
+            replace(POD_RECORD, containers=(POD_RECORD.containers[0], replace(MAIN, name="side"))),
+            Code.LEDGER_MISMATCH,
+        ),
+    ],
+)
+def test_claim_of_a_pod_waits_for_the_record_of_the_pod(
+    record: AllocationRecord | None, code: Code
+) -> None:
+    found = decide(owned(*OWNED), of_pod(record))
+    assert isinstance(found, Wait)
+    assert found.code == code
+
+
+@pytest.mark.parametrize("more", [{"labels": {}}, {"labels": None}, {"controller": False}])
+def test_claim_is_of_a_pod_by_label_and_controller_only(more: dict[str, Any]) -> None:
+    assert record_owner(owned(*OWNED, **more)) == UID
+    assert record_owner(owned(*OWNED)) == "pod-1"
+    found = decide(owned(*OWNED, **more), of_pod())
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_UNKNOWN
+
+
+def test_claim_of_a_pod_is_for_that_pod_alone() -> None:
+    found = decide(owned(*OWNED, pods=["pod-1", "thief"]), of_pod())
+    assert isinstance(found, Refuse)
+    assert found.code == Code.NOT_OWNER
+    assert "thief" in found.text
+    thief = replace(OWNER, uid="pod-2", name="thief")
+    waiting = decide(owned(*OWNED), of_pod(pods=[thief]))
+    assert isinstance(waiting, Wait)
+    assert waiting.code == Code.POD_UNKNOWN
+    assert isinstance(decide(owned(*OWNED), of_pod(pods=[thief, OWNER])), Given)
+
+
+@pytest.mark.parametrize("uses", [("app-nvidia", "side-nvidia"), ("",)])
+def test_container_of_a_pod_has_the_share_of_one_container(uses: tuple[str, ...]) -> None:
+    both = {"first": tuple(ClaimUse(claim="c", request=one) for one in uses)}
+    found = decide(owned(*OWNED), of_pod(pods=[replace(OWNER, claims_by_container=both)]))
+    assert isinstance(found, Refuse)
+    assert found.code == Code.SEVERAL_REQUESTS
+
+
+def test_resized_share_keeps_its_claim_and_another_device_does_not() -> None:
+    app, side = POD_RECORD.containers
+    larger = replace(side, shares=(replace(side.shares[0], memory_mib=150),))
+    elsewhere = replace(side, shares=(replace(side.shares[0], uuid="nvidia-1"),))
+    grown = replace(POD_RECORD, containers=(app, larger))
+    moved = replace(POD_RECORD, op="resize", containers=(app, elsewhere))
+    claimed = owned(*OWNED)
+    assert isinstance(decide(claimed, of_pod(grown)), Wait)
+    assert isinstance(decide(claimed, of_pod(replace(grown, op="resize"))), Given)
+    # The ledger was lost and rebuilt: the share is that for which the claim was prepared.
+    assert isinstance(decide(claimed, of_pod(grown, prepared_id="a-1")), Given)
+    assert isinstance(decide(claimed, of_pod(grown, prepared_id="a-0")), Wait)
+    assert isinstance(decide(claimed, of_pod(moved, prepared_id="a-1")), Wait)
+    user = replace(booked(RECORD, *RESULTS), op="resize")
+    half = replace(MAIN.shares[0], memory_mib=100)
+    user = replace(user, containers=(replace(MAIN, shares=(half, MAIN.shares[1])),))
+    resized = facts(entry=Entry(record=user, sequence=2))
+    assert isinstance(decide(claim(*RESULTS), resized), Given)
 
 
 def test_cdi_names_come_with_the_first_device_of_a_request() -> None:

@@ -63,6 +63,22 @@ async def test_mismatch_that_lasts_fails_both_allocations(tmp_path: Path) -> Non
     assert bench.site.metrics.mismatches._value.get() == 2  # noqa: SLF001
 
 
+async def test_grants_by_claims_end_when_kubelet_unprepares_them(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod", finished=True)
+    pod.entry = replace(pod.entry, record=replace(pod.record, op="release", claim="c"))
+    know(bench.site, pod)
+    bench.site.picture.grants.add(replace(pod.grant("main"), claim="c"))
+    bench.site.picture.pods.end(pod.uid, now_s=0)
+    await bench.check.check()
+    bench.site.picture.pods.forget(gone_before_s=1)
+    await bench.check.check()
+    assert len(bench.site.picture.grants) == 1
+    assert pod.uid in bench.site.picture.entries_by_uid
+    bench.site.picture.grants.drop_pod(pod.uid)
+    await bench.check.check()
+    assert pod.uid not in bench.site.picture.entries_by_uid
+
+
 async def test_transient_mismatch_is_not_reported(tmp_path: Path) -> None:
     bench, pod = Bench(tmp_path), Given("pod")
     know(bench.site, pod)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hami_nodeagent.shell import leaving
 from hami_nodeagent.shell.leaving import leave
@@ -58,6 +59,14 @@ async def test_pod_that_ended_is_not_awaited(site: Site) -> None:
     pod = Given("pod")
     know(site, pod)
     site.picture.pods.end(pod.uid, now_s=1)
+    assert site.picture.awaited() == ()
+
+
+async def test_pod_with_a_claim_is_not_awaited(site: Site) -> None:
+    """Kubelet asks the next agent for it."""
+    pod = Given("pod")
+    pod.entry = replace(pod.entry, record=replace(pod.record, claim="c"))
+    know(site, pod)
     assert site.picture.awaited() == ()
 
 

@@ -15,16 +15,23 @@ from msgspec.structs import replace
 from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
 from hami_common.errors import NotFound, Unavailable
-from hami_common.events.allocation import CLAIM, AllocationRecord
+from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
 from hami_common.kubeletapi import podresources
-from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.placement import ContainerShares, Placement, Share
+from hami_common.pods import limits
+from hami_common.pods.signing import SignedPlacement
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
+from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.core.resourceclaims import Code, Prepared, Refuse
 from hami_nodeagent.settings import DraSettings
+from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.prepare import Preparer
+from hami_nodeagent.shell.regions import region_of
+from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 from tests.unit.nodeagent.core.builders import GPU, NODE, Given
@@ -138,6 +145,62 @@ class Node:
             origin=CLAIM,
         )
 
+    def owned(
+        self, pod: str, *given: tuple[str, int, int, int], init: str = ""
+    ) -> AllocationRecord:
+        """Let a pod own claim ``c``, with a container for each of ``given``; return its record.
+
+        ``init``: container whose request an init container uses.
+        """
+        results = [(f"{name}-nvidia", *share) for name, *share in given]
+        record = self.claim("c", UID, *results)  # type: ignore[arg-type] # as given
+        uid = f"uid-{pod}"
+        self.kube.claims["c"]["metadata"] |= {
+            "labels": {"hami.io/managed": "true"},
+            "ownerReferences": [{"kind": "Pod", "name": pod, "uid": uid, "controller": True}],
+        }
+        self.kube.claims["c"]["status"]["reservedFor"] = [{"name": pod, "uid": uid}]
+        containers = tuple(
+            replace(one, name=one.name.removesuffix("-nvidia")) for one in record.containers
+        )
+        record = replace(
+            record,
+            allocation_id="a-1",
+            pod_uid=uid,
+            pod=pod,
+            containers=containers,
+            origin="",
+            claim="c",
+        )
+        uses = {
+            name: (ClaimUse(claim="c", request=f"{name}-nvidia"),)
+            for name in dict.fromkeys(one.name for one in containers)
+        }
+        if init:
+            uses["load"] = uses[init]
+        self.site.picture.pods.end("pod-of-c", now_s=0)
+        self.site.picture.pods.forget(gone_before_s=1)
+        self.show(record, claims_by_container=uses)
+        return record
+
+    def show(self, record: AllocationRecord, revision: int = 1, **facts: Any) -> None:
+        """Let the agent see the pod of a record with its signed placement."""
+        placement = Placement(node=NODE, containers=record.containers)
+        signed = SignedPlacement(
+            pod_uid=record.pod_uid,
+            namespace="default",
+            pod=record.pod,
+            allocation_id=record.allocation_id,
+            ledger_seq=revision,
+            placement=placement,
+            claim=record.claim,
+        )
+        known = self.site.picture.pods.find(record.pod_uid) or PodFacts(
+            uid=record.pod_uid, namespace="default", name=record.pod
+        )
+        fresh = replace(known, signed=signed, **facts)
+        self.site.picture.pods.put(fresh, revision=revision, now_s=0)
+
     def book(self, record: AllocationRecord) -> None:
         """Let the agent know a record."""
         entry = Entry(record=record, sequence=1)
@@ -157,6 +220,24 @@ class Node:
             for path in self.directory.rglob("*")
             if uid in str(path) and not path.is_dir() and "priority" not in str(path)
         )
+
+    def state(self, uid: str, state: Any = "bound") -> Step | None:
+        """Return what the agent would write after this state."""
+        picture, entry = self.site.picture, self.site.picture.entries_by_uid[uid]
+        known = StateRecord(
+            state=state,
+            allocation_id=entry.record.allocation_id,
+            node=NODE,
+            pod_uid=uid,
+            namespace="default",
+            pod=entry.record.pod,
+            ledger_seq=1,
+        )
+        return next_step(entry, known, picture.pods.find(uid), picture.grants)
+
+    def limits(self, uid: str, container: str) -> str:
+        """Read a limits file."""
+        return self.site.checkpoint.limits_file(uid, container).read_text()
 
 
 def done(outcome: Prepared | Refuse) -> Prepared:
@@ -297,6 +378,103 @@ async def test_shares_of_pods_and_claims_that_were_given_bound_further_ones(node
     assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
     node.book(node.claim("d", OTHER, ("main", 0, 390, 0)))
     done(await node.prepare("d", OTHER))
+
+
+async def test_claim_of_a_pod_gives_each_container_its_share_under_the_pod(node: Node) -> None:
+    record = node.owned("web", ("main", 0, 300, 30), ("side", 1, 200, 0), init="main")
+    assert refused(await node.prepare()).code == Code.LEDGER_UNKNOWN
+    node.book(replace(record, claim=""))
+    assert refused(await node.prepare()).code == Code.LEDGER_UNKNOWN
+    node.book(record)
+    assert node.state("uid-web") is None
+    prepared = done(await node.prepare())
+    assert [(one.request, one.cdi_ids) for one in prepared.devices] == [
+        ("main-nvidia", (f"gpu.hami.io/share={UID}-main-nvidia", "nvidia.com/gpu=nvidia-0")),
+        ("side-nvidia", (f"gpu.hami.io/share={UID}-side-nvidia", "nvidia.com/gpu=nvidia-1")),
+    ]
+    grants = node.site.picture.grants.of_pod("uid-web")
+    assert [(one.container, one.claim, one.is_claim) for one in grants] == [
+        ("main", "c", False),
+        ("side", "c", False),
+    ]
+    expected = limits.limits_of(record.containers[0], allocation_id="a-1")
+    assert node.limits("uid-web", "main") == limits.encode(expected)
+    edits = json.loads(node.spec())["devices"][0]["containerEdits"]
+    mounts = {one["containerPath"]: one["hostPath"] for one in edits["mounts"]}
+    assert mounts["/run/hami"] == str(node.directory / "regions" / "uid-web" / "main")
+    assert "CUDA_DEVICE_MEMORY_LIMIT_0=300m" in edits["env"]
+    assert node.state("uid-web") == Step(state="prepared", containers=("main", "side"))
+    picture = node.site.picture
+    holders = holders_of(
+        picture.entries_by_uid, picture.pods, picture.grants, picture.view.devices_by_uuid
+    )
+    assert {(one.container, one.owner) for one in holders} == {
+        ("main", ("uid-web", "main")),
+        ("load", ("uid-web", "main")),
+        ("side", ("uid-web", "side")),
+    }
+    assert {region_of(node.site.settings, one).parent.is_dir() for one in holders} == {True}
+
+
+async def test_claim_of_a_pod_survives_restarts_and_goes_with_the_pod(node: Node) -> None:
+    record = node.owned("web", ("main", 0, 300, 30))
+    node.book(record)
+    first, spec = done(await node.prepare()), node.spec()
+    (node.directory / "cdi" / f"hami-{UID}.json").unlink()
+    (node.directory / "regions" / "uid-web" / "main").rmdir()
+    node.restart()
+    node.site.picture.ledger_known = False
+    node.owned("web", ("main", 0, 300, 30))
+    assert done(await node.prepare()) == first
+    assert node.spec() == spec
+    assert (node.directory / "regions" / "uid-web" / "main").is_dir()
+    assert len(node.site.picture.grants) == 1
+    # The scheduler releases the share when the pod has ended; its containers may still run.
+    node.book(replace(record, op="release", containers=(), claim=""))
+    node.book(node.claim("d", OTHER, ("main", 0, 701, 0)))
+    assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
+    for _ in range(2):
+        assert await node.preparer.unprepare(uid=UID) is None
+        assert node.files() == node.files("uid-web") == []
+        assert not (node.directory / "regions" / "uid-web").exists()
+        assert len(node.site.picture.grants) == 0
+    done(await node.prepare("d", OTHER))
+
+
+@pytest.mark.parametrize("is_of_pod", [True, False])
+async def test_resized_share_is_rewritten_and_prepared_with_its_amounts(
+    node: Node, *, is_of_pod: bool
+) -> None:
+    uid = "uid-web" if is_of_pod else UID
+    relimiter = Relimiter(site=node.site, keeper=GrantKeeper(node.site))
+
+    def claimed() -> AllocationRecord:
+        given = ("main", 0, 300, 30)
+        return node.owned("web", given) if is_of_pod else node.claim("c", UID, given)
+
+    record = claimed()
+    node.book(record)
+    done(await node.prepare())
+    before = node.limits(uid, "main")
+    await relimiter.look()
+    assert node.limits(uid, "main") == before
+    share = replace(record.containers[0].shares[0], memory_mib=500)
+    resized = replace(
+        record, op="resize", containers=(replace(record.containers[0], shares=(share,)),)
+    )
+    node.book(resized)
+    if is_of_pod:
+        node.show(resized, revision=2)
+    await relimiter.look()
+    assert node.limits(uid, "main") == before.replace("memory_mib=300", "memory_mib=500")
+    node.restart()
+    claimed()
+    node.book(resized)
+    assert done(await node.prepare()).containers == resized.containers
+    assert b"CUDA_DEVICE_MEMORY_LIMIT_0=500m" in node.spec()
+    assert "memory_mib=500" in node.limits(uid, "main")
+    node.book(node.claim("d", OTHER, ("main", 0, 501, 0)))
+    assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
 
 
 class FakeList:

@@ -602,6 +602,12 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
             text=f"pod {pod.title} was placed by {title_of(record.origin)}, whose device plugin no "
             "longer serves this node; create it again",
         )
+    if record.claim:
+        return Refuse(
+            code=Code.NO_ALLOCATION,
+            text=f"pod {pod.title} gets its devices by claim {record.claim}, and by no resource of "
+            "its containers; remove the resource",
+        )
     if record.op == "release":
         return Refuse(
             code=Code.ALLOCATION_RELEASED,
@@ -639,6 +645,7 @@ def _proved(signed: SignedPlacement) -> Entry:
         pod=signed.pod,
         containers=signed.placement.containers,
         origin=signed.origin,
+        claim=signed.claim,
     )
     return Entry(record=record, sequence=signed.ledger_seq)
 

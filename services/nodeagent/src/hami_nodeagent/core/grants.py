@@ -46,7 +46,17 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Learned from kubelet's list after this agent lost its grant file."""
     is_claim: bool = False
     """Given to a ResourceClaim: ``pod_uid`` and ``pod`` are the claim's, ``container`` is a request
-    of it, and there are no kubelet ids. It ends when kubelet unprepares the claim."""
+    of it."""
+    claim: str = ""
+    """ResourceClaim through which the pod got it, by name; empty: the device plugin gave it."""
+
+    @property
+    def is_by_claim(self) -> bool:
+        """Return whether kubelet's DRA manager asked for it.
+
+        Such a grant has no kubelet ids, and ends when kubelet unprepares the claim.
+        """
+        return self.is_claim or bool(self.claim)
 
 
 class GrantFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,9 +101,9 @@ class GrantBook:
         """Pods that hold a grant."""
         return frozenset(self._by_pod)
 
-    def is_claim(self, uid: str) -> bool:
-        """Return whether ``uid`` is that of a claim with grants."""
-        return any(grant.is_claim for grant in self.of_pod(uid))
+    def is_by_claim(self, uid: str) -> bool:
+        """Return whether the pod or claim with this uid has grants that a claim brought."""
+        return any(grant.is_by_claim for grant in self.of_pod(uid))
 
     def find(self, pod_uid: str, container: str, resource: str) -> Grant | None:
         """Return the grant of one container and resource."""
@@ -122,7 +132,7 @@ class GrantBook:
 
     def to_file(self) -> GrantFile:
         """Return the book as it is stored; grants of claims are kept with the claims."""
-        grants = tuple(grant for grant in self if not grant.is_claim)
+        grants = tuple(grant for grant in self if not grant.is_by_claim)
         return GrantFile(version=FILE_VERSION, grants=grants)
 
 

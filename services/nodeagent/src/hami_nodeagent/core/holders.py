@@ -15,6 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hami_common.dra.podclaims import request_name
 from hami_common.events.allocation import AllocationRecord, is_of_claim
 from hami_common.model.device import RECALL, Device
 from hami_common.model.placement import Share
@@ -53,25 +54,22 @@ class Holder(Struct, frozen=True, kw_only=True):
     allocation_id: str = ""
     volume: str = ""
     """Name of the pod's volume that holds the usage region; empty when there is none."""
-    claim_uid: str = ""
-    """ResourceClaim by which the container has the share; empty: the pod requested it itself."""
-    request: str = ""
-    """Request of the claim. Containers that use the same request have one share together."""
+    claimed: tuple[str, str] | None = None
+    """Owner of the share if a ResourceClaim gave it; ``None``: the device plugin did.
+
+    The uid and request of a claim that a user wrote, or for a claim of the pod its uid and the
+    container that the share is of. Containers that use the same request have one share together.
+    """
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Owner of the share in the ledger, in grants and in the names of files.
-
-        The pod's uid and the container, or the claim's uid and the request.
-        """
-        if self.claim_uid:
-            return self.claim_uid, self.request
-        return self.pod_uid, self.container
+        """Owner of the share in the ledger, in grants and in the names of files."""
+        return self.claimed or (self.pod_uid, self.container)
 
     @property
     def has_region(self) -> bool:
         """Return whether the container may have a usage region."""
-        return bool(self.volume or self.claim_uid)
+        return bool(self.volume or self.claimed)
 
 
 def is_whole(share: Share, device: Device | None) -> bool:
@@ -219,7 +217,7 @@ def holders_of(
     devices_by_uuid: Mapping[str, Device],
 ) -> tuple[Holder, ...]:
     """Return all holders, in order of namespace, pod, container and device."""
-    users = _claim_users(pods) if any(grant.is_claim for grant in grants) else {}
+    users = _claim_users(pods) if any(grant.is_by_claim for grant in grants) else {}
     found: list[Holder] = []
     for grant in grants:
         entry = entries_by_uid.get(grant.pod_uid)
@@ -250,9 +248,8 @@ def holders_of(
                     needs_grant=needs_grant(share),
                     priority=shown.priority,
                     allocation_id=entry.record.allocation_id,
-                    volume="" if grant.is_claim else pod.region_volumes.get(container, ""),
-                    claim_uid=grant.pod_uid if grant.is_claim else "",
-                    request=grant.container if grant.is_claim else "",
+                    volume="" if grant.is_by_claim else pod.region_volumes.get(container, ""),
+                    claimed=(grant.pod_uid, grant.container) if grant.is_by_claim else None,
                 )
                 for number, (place, share) in enumerate(own)
             )
@@ -277,11 +274,13 @@ def _claim_users(pods: PodBook) -> _Users:
 
 def _users_of(grant: Grant, pods: PodBook, users: _Users) -> Sequence[tuple[PodFacts, str]]:
     """Return the living pods and containers that have what was granted."""
-    if grant.is_claim:
+    if grant.is_by_claim:
+        claim = grant.claim or grant.pod
+        name = request_name(grant.container, grant.vendor) if grant.claim else grant.container
         return [
             (pod, container)
-            for pod, container, request in users.get((grant.namespace, grant.pod), ())
-            if request in ("", grant.container)
+            for pod, container, request in users.get((grant.namespace, claim), ())
+            if request in ("", name) and (grant.is_claim or pod.uid == grant.pod_uid)
         ]
     pod = pods.find(grant.pod_uid)
     return [(pod, grant.container)] if pod is not None and pods.is_alive(pod.uid) else []

@@ -4,8 +4,10 @@
 kube-scheduler allocates devices to claims from slices that may be stale, and the API server cannot
 check the sum. So a claim is prepared only while the ledger's newest record of the claim names the
 devices and amounts of ``status.allocation``, and only if all shares that were given on a device
-fit into it (ADR 38). ``Wait`` means that an update may allow it; kubelet also retries every refused
-call. Refusals become ``hami: <code>: <sentence>`` in the pod's Events.
+fit into it (ADR 38). The record of a claim that a pod owns is the pod's (ADR 39): one container
+for each of the pod's, whose share of one vendor is one request. ``Wait`` means that an update may
+allow it; kubelet also retries every refused call. Refusals become ``hami: <code>: <sentence>`` in
+the pod's Events.
 
 Outside document: ``resource.k8s.io/v1``. Memory in MiB, compute in percent. No I/O and no clock.
 """
@@ -17,6 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from hami_common.dra.claims import ResourceClaim, containers_of, is_published, node_of
+from hami_common.dra.podclaims import by_request, owner_pod, request_name
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.model.device import Device
@@ -35,6 +38,8 @@ class Code(StrEnum):
     """The claim has no allocated devices of this node."""
     ALLOCATION_INVALID = "allocation-invalid"
     """The claim's allocation is no share of this node's devices; the text names the field."""
+    NOT_OWNER = "not-owner"
+    """The claim of a pod is reserved for another pod."""
     LEDGER_UNKNOWN = "ledger-unknown"
     """The ledger has no record for the claim."""
     LEDGER_MISMATCH = "ledger-mismatch"
@@ -91,7 +96,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     node: str
     entry: Entry | None
-    """Newest ledger record under the claim's uid."""
+    """Newest ledger record under the uid of ``record_owner``."""
     state: StateRecord | None
     unreadable: str = ""
     """Reason why record or state may be stale; empty if both are current."""
@@ -102,6 +107,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Pods of the node whose containers may run."""
     given: Mapping[str, Booked] = {}
     """Shares that other containers were given, by device."""
+    prepared_id: str = ""
+    """Allocation of the record for which the claim is prepared; empty: it is not."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -115,6 +122,16 @@ class Given(Struct, frozen=True, kw_only=True):
 def title_of(claim: ResourceClaim) -> str:
     """Return the claim's name for messages."""
     return f"{claim.namespace}/{claim.metadata.name}"
+
+
+def record_owner(claim: ResourceClaim) -> str:
+    """Return the uid under which the ledger and grants have the claim's shares."""
+    return owner_pod(claim.metadata) or claim.uid
+
+
+def request_of(container: str, vendor: str, *, is_of_pod: bool) -> str:
+    """Return the request of a claim that gives the share of a record's container."""
+    return request_name(container, vendor) if is_of_pod else container
 
 
 def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
@@ -135,12 +152,13 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
         refusal = _unusable(title, device, facts)
         if refusal is not None:
             return refusal
-    lack = _record_lack(claim, facts, containers) or _hindrance(
-        claim, facts.pods, [one.name for one in containers]
-    )
+    lack = _foreign(claim) or _record_lack(claim, facts, containers)
     if lack is not None:
         return lack
     assert facts.entry is not None  # noqa: S101 - `_record_lack` found the record
+    hindrance = _hindrance(claim, facts.pods, _shares_by_request(claim, facts.entry.record))
+    if hindrance is not None:
+        return hindrance
     for uuid, booked in booked_by_device(facts.entry.record.containers).items():
         if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
@@ -162,6 +180,19 @@ def _unusable(title: str, device: Device, facts: Facts) -> Refuse | None:
     return None
 
 
+def _foreign(claim: ResourceClaim) -> Refuse | None:
+    """Refuse the claim of a pod that is reserved for another pod."""
+    owner = owner_pod(claim.metadata)
+    foreign = [one.name for one in claim.consumers() if owner and one.uid != owner]
+    if not foreign:
+        return None
+    return Refuse(
+        code=Code.NOT_OWNER,
+        text=f"claim {title_of(claim)} belongs to another pod than {foreign[0]}, which names it; "
+        f"create pod {foreign[0]} again without it",
+    )
+
+
 def _record_lack(
     claim: ResourceClaim, facts: Facts, containers: tuple[ContainerShares, ...]
 ) -> Wait | None:
@@ -170,10 +201,12 @@ def _record_lack(
     if facts.unreadable:
         return Wait(code=Code.LEDGER_UNREADABLE, text=f"claim {title}: {facts.unreadable}")
     record = facts.entry.record if facts.entry is not None else None
-    if record is None or record.op == "release" or not is_of_claim(record):
+    owner = owner_pod(claim.metadata)
+    if record is None or record.op == "release" or not _is_of(record, claim):
+        what = "the pod that owns it" if owner else "the claim"
         return Wait(
             code=Code.LEDGER_UNKNOWN,
-            text=f"the ledger has no record of claim {title}; Events of the claim give the reason",
+            text=f"the ledger has no record of claim {title}; Events of {what} give the reason",
         )
     state = facts.state
     if (
@@ -185,13 +218,17 @@ def _record_lack(
             code=Code.STATE_FAILED,
             text=f"the allocation of claim {title} failed: {state.code}: {state.reason}",
         )
-    if _amounts(record.containers) != _amounts(containers):
+    booked = by_request(record.containers) if owner else record.containers
+    # The amounts of a claim never change, so those of a resized share are the ledger's alone.
+    is_resized = record.op == "resize" or facts.prepared_id == record.allocation_id
+    compared = _devices if is_resized else _amounts
+    if compared(booked) != compared(containers):
         return Wait(
             code=Code.LEDGER_MISMATCH,
-            text=f"claim {title}: the ledger has {_text(record.containers)}, the claim's "
+            text=f"claim {title}: the ledger has {_text(booked)}, the claim's "
             f"allocation is {_text(containers)}",
         )
-    if record.allocation_id != claim.allocation_id():
+    if not owner and record.allocation_id != claim.allocation_id():
         return Wait(
             code=Code.LEDGER_MISMATCH,
             text=f"claim {title}: the ledger has the record of an earlier allocation",
@@ -199,23 +236,45 @@ def _record_lack(
     return None
 
 
+def _is_of(record: AllocationRecord, claim: ResourceClaim) -> bool:
+    """Return whether the record is of the claim, or of the pod that owns it and has it so."""
+    if owner_pod(claim.metadata):
+        return record.claim == claim.metadata.name
+    return is_of_claim(record)
+
+
+def _shares_by_request(claim: ResourceClaim, record: AllocationRecord) -> dict[str, str]:
+    """Return the container of the record whose share each request gives."""
+    is_of_pod = bool(owner_pod(claim.metadata))
+    return {
+        request_of(one.name, share.vendor, is_of_pod=is_of_pod): one.name
+        for one in record.containers
+        for share in one.shares
+    }
+
+
 def _hindrance(
-    claim: ResourceClaim, pods: Collection[PodFacts], requests: Collection[str]
+    claim: ResourceClaim, pods: Collection[PodFacts], shares_by_request: Mapping[str, str]
 ) -> Wait | Refuse | None:
     """Return why a pod that uses the claim must not start with it; ``None`` if it may.
 
-    Each container has one limits file and one usage region, so it can have one request.
+    Each container has one limits file and one usage region, so it can have one share.
     """
-    namespace, name = claim.namespace, claim.metadata.name
+    namespace, name, owner = claim.namespace, claim.metadata.name, owner_pod(claim.metadata)
     is_used = False
     for pod in pods:
         for container, uses in pod.claims_by_container.items():
-            own = [one for one in requests for use in uses if use.covers(name, one)]
-            if pod.namespace != namespace or not own:
+            own = {
+                share
+                for request, share in shares_by_request.items()
+                for use in uses
+                if use.covers(name, request)
+            }
+            if pod.namespace != namespace or not own or owner not in ("", pod.uid):
                 continue
             is_used = True
             asks = [one for asked in pod.asks_by_resource.values() for one in asked]
-            if len(set(own)) > 1 or any(ask.container == container for ask in asks):
+            if len(own) > 1 or any(ask.container == container for ask in asks):
                 return Refuse(
                     code=Code.SEVERAL_REQUESTS,
                     text=f"pod {pod.title}: container {container} has shares by several requests; "
@@ -233,13 +292,20 @@ def _hindrance(
     )
 
 
-def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[str, str, str, int, int]]:
-    """Return devices and amounts, without what follows from the device's present configuration."""
-    return [
+def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[object, ...]]:
+    """Return devices and amounts, without what follows from the device's present configuration.
+
+    Sorted, because the results of an allocation are in no order that the ledger keeps.
+    """
+    return sorted(
         (one.name, share.vendor, share.uuid, share.memory_mib, share.core_pct)
         for one in containers
         for share in one.shares
-    ]
+    )
+
+
+def _devices(containers: Iterable[ContainerShares]) -> list[tuple[object, ...]]:
+    return sorted((one.name, share.uuid) for one in containers for share in one.shares)
 
 
 def _text(containers: Iterable[ContainerShares]) -> str:
@@ -298,13 +364,20 @@ class Prepared(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uid: str
     namespace: str
     name: str
+    owner: str = ""
+    """Pod that owns the claim, by uid; empty for a claim that a user wrote."""
     allocation_id: str
     containers: tuple[ContainerShares, ...]
-    """Shares given, by request."""
+    """Shares given: by request, or by container of the pod that owns the claim."""
     devices: tuple[PreparedDevice, ...]
     grants: tuple[Grant, ...]
     spec: str
     """The CDI file: the same text again after a restart."""
+
+    @property
+    def record_owner(self) -> str:
+        """Return the uid under which the ledger, grants, limits files and regions have it."""
+        return self.owner or self.uid
 
     def is_of(self, record: AllocationRecord) -> bool:
         """Return whether it was prepared for this reservation."""

@@ -80,7 +80,7 @@ class Answers:
                 key = (holder.pod_uid, holder.container)
                 paths[key] = (
                     agent_file
-                    if holder.claim_uid
+                    if holder.claimed is not None
                     else limits_path(pods_dir, agent_file, pod, holder.container)
                 )
         files = await anyio.to_thread.run_sync(read_all, list(paths.items()))

@@ -178,7 +178,7 @@ class SelfCheck:
     def _grant_for(self, shown: Shown, pod: PodFacts | None) -> Grant | None:
         entry = self._picture.entries_by_uid.get(shown.pod_uid)
         vendor = self._vendor_by_resource[shown.resource]
-        if pod is None or entry is None or entry.record.op == "release":
+        if pod is None or entry is None or entry.record.op == "release" or entry.record.claim:
             return None
         for shares in entry.record.containers:
             own = [share for share in shares.shares if share.vendor == vendor]
@@ -207,7 +207,7 @@ class SelfCheck:
         over = [
             uid
             for uid in self._picture.grants.pod_uids()
-            if not self._picture.grants.is_claim(uid)  # kubelet unprepares claims
+            if not self._picture.grants.is_by_claim(uid)  # kubelet unprepares claims
             and self._is_over(uid, self._picture.grants.of_pod(uid), listed)
         ]
         for uid in over:
@@ -230,7 +230,7 @@ class SelfCheck:
         self._pods.forget(gone_before_s=now_s - self._site.settings.remember_gone_s)
         picture = self._picture
         for uid, entry in list(picture.entries_by_uid.items()):
-            is_over = picture.pods.find(uid) is None and not picture.grants.is_claim(uid)
+            is_over = picture.pods.find(uid) is None and not picture.grants.is_by_claim(uid)
             if entry.record.op == "release" and is_over:
                 del picture.entries_by_uid[uid]
                 picture.states_by_uid.pop(uid, None)

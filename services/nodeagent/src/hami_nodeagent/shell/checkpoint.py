@@ -136,9 +136,9 @@ class Checkpoint:
         """Store a prepared claim."""
         _write(self._claims / f"{claim.uid}.json", encode(claim))
 
-    def remove_claim(self, uid: str) -> None:
-        """Remove a claim and its limits files; those that are absent are no error."""
-        shutil.rmtree(self._limits / uid, ignore_errors=True)
+    def remove_claim(self, uid: str, owner: str) -> None:
+        """Remove a claim and the limits files of ``owner``; absent ones are no error."""
+        shutil.rmtree(self._limits / owner, ignore_errors=True)
         (self._claims / f"{uid}.json").unlink(missing_ok=True)
 
     @property

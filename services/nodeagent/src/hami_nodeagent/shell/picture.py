@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 import anyio
 from msgspec import Struct
 
-from hami_common.events.allocation import StateRecord, is_of_claim
+from hami_common.events.allocation import StateRecord, is_by_claim
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_nodeagent.core.board import Board, DevicesChanged
@@ -179,7 +179,7 @@ class Picture:
             f"{entry.record.namespace}/{entry.record.pod}"
             for uid, entry in self.entries_by_uid.items()
             if entry.record.op != "release"
-            and not is_of_claim(entry.record)  # kubelet retries to prepare a claim
+            and not is_by_claim(entry.record)  # kubelet retries to prepare a claim
             and not self.grants.of_pod(uid)
             and (self.pods.find(uid) is None or self.pods.is_alive(uid))
         )

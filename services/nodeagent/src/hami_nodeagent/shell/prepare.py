@@ -20,11 +20,12 @@ import anyio.to_thread
 from hami_common.apipath import api_path, is_label
 from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.model.device import Device
-from hami_common.model.placement import ContainerShares
+from hami_common.model.placement import Booked, ContainerShares
 from hami_common.pods import limits
 from hami_common.ports import KubeApi
 from hami_common.vendors.protocol import BindMount, ContainerEdits
@@ -43,6 +44,8 @@ from hami_nodeagent.core.resourceclaims import (
     given_shares,
     own_of,
     prepared_devices,
+    record_owner,
+    request_of,
 )
 from hami_nodeagent.shell.allocate import RecordReads, StateReads
 from hami_nodeagent.shell.install import Installed
@@ -162,13 +165,13 @@ class Preparer:
 
     async def _decided(self, claim: ResourceClaim) -> Given | Refuse:
         """Decide, and wait a bounded time while an update may allow the claim."""
-        uid = claim.uid
+        uid = record_owner(claim)
         deadline_s = self._clock.monotonic_s() + self._settings.prepare_wait_s
         read_at_s = self._clock.monotonic_s()
         is_state_read = False
         while True:
             changed = self._picture.changed
-            decision = decide(claim, self._facts(uid))
+            decision = decide(claim, self._facts(claim))
             if isinstance(decision, Given) and not is_state_read and self.states is not None:
                 is_state_read = True
                 await self.states.read_one(uid, timeout_s=_READ_S)
@@ -183,9 +186,9 @@ class Preparer:
                 await self.records.read_one(uid, timeout_s=_READ_S)
             await self._picture.wait_change(changed, min(_LOOK_S, deadline_s - now_s))
 
-    def _facts(self, uid: str) -> Facts:
-        picture, view = self._picture, self._picture.view
-        entry, known = picture.entries_by_uid.get(uid), self._prepared.get(uid)
+    def _facts(self, claim: ResourceClaim) -> Facts:
+        picture, view, uid = self._picture, self._picture.view, record_owner(claim)
+        entry, known = picture.entries_by_uid.get(uid), self._prepared.get(claim.uid)
         if entry is None and known is not None and not picture.ledger_known:
             entry = _proved(known, picture.node)
         pods = picture.pods
@@ -198,17 +201,24 @@ class Preparer:
             faulty=view.faulty,
             sound=view.sound,
             pods=[pod for pod in pods if pods.is_alive(pod.uid)],
-            given=given_shares(
-                self._containers(other) for other in picture.grants.pod_uids() if other != uid
-            ),
+            given=self._given_to_others(uid),
+            prepared_id=known.allocation_id if known is not None else "",
         )
 
-    def _containers(self, uid: str) -> tuple[ContainerShares, ...]:
+    def _given_to_others(self, uid: str) -> dict[str, Booked]:
+        prepared = {one.record_owner: one for one in self._prepared.values()}
+        return given_shares(
+            self._containers(other, prepared.get(other))
+            for other in self._picture.grants.pod_uids()
+            if other != uid
+        )
+
+    def _containers(self, uid: str, prepared: Prepared | None) -> tuple[ContainerShares, ...]:
         """Return the shares that were given to a pod or claim."""
-        if uid in self._prepared:
-            return self._prepared[uid].containers
         entry, pod = self._picture.entries_by_uid.get(uid), self._picture.pods.find(uid)
         shown: tuple[ContainerShares, ...] = ()
+        if prepared is not None and not (entry and entry.record.op == "resize"):
+            return prepared.containers
         if entry is not None and entry.record.op != "release":
             shown = entry.record.containers
         elif pod is not None and pod.signed is not None:
@@ -239,7 +249,8 @@ class Preparer:
                         uuids=tuple(share.uuid for share in own),
                         time_s=self._clock.now_s(),
                         library=installed.library.name if installed and is_limited else "",
-                        is_claim=True,
+                        is_claim=not record.claim,
+                        claim=record.claim,
                     )
                 )
         return tuple(found)
@@ -253,10 +264,9 @@ class Preparer:
         known: Prepared | None,
     ) -> Prepared:
         """Write all files of the claim, the book of claims last; ``OSError`` if one cannot be."""
-        edits = {
-            container.name: await self._edits(container, given, grants, installed)
-            for container in given.record.containers
-        }
+        edits: dict[str, ContainerEdits] = {}
+        for container in given.record.containers:
+            edits |= await self._edits(container, given, grants, installed)
         prepared = known or self._described(claim, given, grants, edits)
         await anyio.to_thread.run_sync(
             self._checkpoint.write_spec, self._spec_file(prepared.uid), prepared.spec.encode()
@@ -273,8 +283,11 @@ class Preparer:
         given: Given,
         grants: Sequence[Grant],
         installed: Installed | None,
-    ) -> ContainerEdits:
-        """Return what a container gets by one request, after the files that it mounts are there."""
+    ) -> dict[str, ContainerEdits]:
+        """Return what a container gets by each request, after the files that it mounts are there.
+
+        Requests of one container repeat the mount of its limits file, which the runtime does once.
+        """
         own_grants = [grant for grant in grants if grant.container == container.name]
         text = limits.encode(
             limits.limits_of(
@@ -286,12 +299,15 @@ class Preparer:
         limits_directory = await anyio.to_thread.run_sync(
             self._checkpoint.write_limits, own_grants[0], text
         )
-        total = ContainerEdits(
+        common = ContainerEdits(
             mounts=(BindMount(host_path=str(limits_directory), container_path=limits.DIRECTORY),)
         )
+        found: dict[str, ContainerEdits] = {}
         for grant in own_grants:
-            total = _joined(total, await self._edits_of(container, given, grant, installed))
-        return total
+            request = request_of(container.name, grant.vendor, is_of_pod=bool(grant.claim))
+            own = await self._edits_of(container, given, grant, installed)
+            found[request] = _joined(found.get(request, common), own)
+        return found
 
     async def _edits_of(
         self,
@@ -338,6 +354,7 @@ class Preparer:
             uid=uid,
             namespace=claim.namespace,
             name=claim.metadata.name,
+            owner=owner_pod(claim.metadata),
             allocation_id=record.allocation_id,
             containers=record.containers,
             devices=prepared_devices(claim, cdi_ids),
@@ -351,16 +368,18 @@ class Preparer:
         """Remove everything of a claim; a claim that is not known is no error."""
         if not is_label(uid):
             return None
+        known = self._prepared.get(uid)
+        owner = known.record_owner if known is not None else uid
         try:
-            await anyio.to_thread.run_sync(partial(self._remove, uid))
+            await anyio.to_thread.run_sync(partial(self._remove, uid, owner))
         except OSError as error:
             _log.exception("host not writable")
             return Refuse(
                 code=Code.HOST_FAILED,
                 text=f"the agent cannot remove files on this node: {error.strerror or error}",
             )
-        known = self._prepared.pop(uid, None)
-        self._picture.grants.drop_pod(uid)
+        self._prepared.pop(uid, None)
+        self._picture.grants.drop_pod(owner)
         self._count()
         self._picture.note_change()
         if known is not None:
@@ -417,10 +436,10 @@ class Preparer:
                 if not self._picture.grants.of_pod(region.name):
                     shutil.rmtree(region, ignore_errors=True)
 
-    def _remove(self, uid: str) -> None:
+    def _remove(self, uid: str, owner: str) -> None:
         self._spec_file(uid).unlink(missing_ok=True)
-        shutil.rmtree(self._regions / uid, ignore_errors=True)
-        self._checkpoint.remove_claim(uid)
+        shutil.rmtree(self._regions / owner, ignore_errors=True)
+        self._checkpoint.remove_claim(uid, owner)
 
     def _spec_file(self, uid: str) -> Path:
         return self._specs / f"hami-{uid}.json"
@@ -435,11 +454,12 @@ def _proved(known: Prepared, node: str) -> Entry:
         op="reserve",
         allocation_id=known.allocation_id,
         node=node,
-        pod_uid=known.uid,
+        pod_uid=known.record_owner,
         namespace=known.namespace,
-        pod=known.name,
+        pod=known.grants[0].pod,
         containers=known.containers,
-        origin=CLAIM,
+        origin="" if known.owner else CLAIM,
+        claim=known.name if known.owner else "",
     )
     return Entry(record=record, sequence=0)
 

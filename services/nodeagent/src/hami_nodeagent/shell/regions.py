@@ -42,8 +42,9 @@ def region_path(pods_dir: Path, pod_uid: str, volume: str) -> Path:
 
 def region_of(settings: Settings, holder: Holder) -> Path:
     """Return the path of the region of a holder that may have one."""
-    if holder.claim_uid:
-        return Path(settings.dra.region_dir) / holder.claim_uid / holder.request / FILE_NAME
+    if holder.claimed is not None:
+        uid, request = holder.claimed
+        return Path(settings.dra.region_dir) / uid / request / FILE_NAME
     return region_path(Path(settings.pods_dir), holder.pod_uid, holder.volume)
 
 

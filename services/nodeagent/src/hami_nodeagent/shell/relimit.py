@@ -2,9 +2,10 @@
 """Keeps limits files equal to the pods' signed allocations while containers run (design D8).
 
 If the limits file is in a volume of the pod, kubelet rewrites it from the annotation, and this
-module only reads it. If the agent mounted the file, because the pod did not pass our webhook, this
-module rewrites it when the pod's verified annotation has other shares than the file: after a
-resize, including a resize while the agent was not running. Memory in MiB.
+module only reads it. If the agent mounted the file, because the pod did not pass our webhook or has
+its share by a ResourceClaim, this module rewrites it when the pod's verified annotation has other
+shares than the file: after a resize, including a resize while the agent was not running. A claim
+that a user wrote has no annotation; its ledger record counts. Memory in MiB.
 """
 
 import logging
@@ -15,6 +16,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from hami_common.errors import WireInvalid
+from hami_common.model.placement import ContainerShares
 from hami_common.pods import limits
 from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.quarantine import sift
@@ -78,10 +80,7 @@ class Relimiter:
                 )
 
     async def _look_at(self, grant: Grant) -> None:
-        pod = self._picture.pods.find(grant.pod_uid)
-        if pod is None or not self._picture.pods.is_alive(pod.uid):
-            return
-        text = self._wanted(grant, pod)
+        text = self._wanted(grant)
         path = self._site.checkpoint.limits_file(grant.pod_uid, grant.container)
         if text is None or not await anyio.to_thread.run_sync(_differs, path, text):
             return
@@ -92,26 +91,34 @@ class Relimiter:
         else:
             _log.info(
                 "limits rewritten",
-                extra={"pod": pod.title, "container": grant.container},
+                extra={"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container},
             )
 
-    def _wanted(self, grant: Grant, pod: PodFacts) -> str | None:
+    def _wanted(self, grant: Grant) -> str | None:
         """Return the file's text; ``None`` if we mounted none or no verified share exists."""
-        signed = pod.signed
-        if grant.container in pod.limits_mounted or signed is None:
-            return None
-        if signed.allocation_id != grant.allocation_id:
-            return None
-        for shares in signed.placement.containers:
+        for shares in self._shares_of(grant):
             if shares.name == grant.container:
                 return limits.encode(
                     limits.limits_of(
                         shares,
-                        allocation_id=signed.allocation_id,
+                        allocation_id=grant.allocation_id,
                         core_policy=self._site.settings.core_policy,
                     )
                 )
         return None
+
+    def _shares_of(self, grant: Grant) -> tuple[ContainerShares, ...]:
+        """Return the shares in force: of a claim of a user's the ledger's, else the pod's."""
+        if grant.is_claim:
+            entry = self._picture.entries_by_uid.get(grant.pod_uid)
+            is_live = entry is not None and entry.record.allocation_id == grant.allocation_id
+            return entry.record.containers if entry is not None and is_live else ()
+        pod = self._picture.pods.find(grant.pod_uid)
+        if pod is None or pod.signed is None or not self._picture.pods.is_alive(pod.uid):
+            return ()
+        is_ours = bool(grant.claim) or grant.container not in pod.limits_mounted
+        is_of_grant = pod.signed.allocation_id == grant.allocation_id
+        return pod.signed.placement.containers if is_ours and is_of_grant else ()
 
 
 def _differs(path: Path, text: str) -> bool:
