@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from hami_common.dra.podclaims import (
@@ -17,7 +18,7 @@ from hami_common.dra.podclaims import (
     uses_of,
 )
 from hami_common.errors import RequestInvalid
-from hami_common.events.codec import decode, encode
+from hami_common.events.codec import decode
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
@@ -42,7 +43,7 @@ def pod(
             ],
         },
     }
-    return decode(encode(document), PodView, what="pod")
+    return decode(msgspec.json.encode(document), PodView, what="pod")
 
 
 def asked(view: PodView) -> PodRequest:
@@ -121,7 +122,7 @@ def test_pod_owns_a_claim_with_our_label(
     labels: dict[str, str], owner: dict[str, Any], found: str
 ) -> None:
     document = {"labels": labels, "ownerReferences": [{"name": "p", "uid": "u", **owner}]}
-    assert owner_pod(decode(encode(document), MetadataView, what="metadata")) == found
+    assert owner_pod(decode(msgspec.json.encode(document), MetadataView, what="metadata")) == found
 
 
 def test_init_container_without_a_compute_limit_is_not_given_one() -> None:
@@ -175,4 +176,4 @@ def test_claim_is_that_of_our_entry() -> None:
             ]
         },
     }
-    assert claim_of(decode(encode(document), PodView, what="pod")) == "hami-1"
+    assert claim_of(decode(msgspec.json.encode(document), PodView, what="pod")) == "hami-1"
