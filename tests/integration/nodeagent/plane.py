@@ -275,6 +275,7 @@ class Plane:
                 allocation_id=record.allocation_id,
                 ledger_seq=ledger_seq,
                 placement=Placement(node=NODE, containers=record.containers),
+                claim=record.claim,
             )
         )
         given = {annotations.ALLOCATION: signed}

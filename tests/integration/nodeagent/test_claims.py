@@ -20,7 +20,9 @@ from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
 from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.kubeletapi import dra, dra_grpc
-from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.placement import ContainerShares, Placement, Share
+from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement
 from hami_sim.apiserver.dra import check_slice
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
@@ -32,6 +34,19 @@ pytestmark = pytest.mark.anyio
 SLICES = f"resourceslices.{names.GROUP}"
 CLAIMS = f"resourceclaims.{names.GROUP}"
 CDI_ENV = "CUDA_DEVICE_MEMORY_LIMIT_0"
+
+
+LIMITS = "cat /etc/hami/limits"
+
+
+def _user(name: str, share: str, *, command: str = SHOW) -> Obj:
+    """Return a container that uses the share of a container."""
+    return {
+        "name": name,
+        "image": "simulated",
+        "command": ["sh", "-c", command],
+        "resources": {"claims": [{"name": "hami", "request": f"{share}-nvidia"}]},
+    }
 
 
 class Claims:
@@ -185,15 +200,92 @@ class Claims:
             origin=CLAIM,
         )
 
-    def files_of(self, uid: str) -> list[Path]:
-        """List what is on the host for a claim."""
+    async def own(
+        self, pod: str, claim: str, *given: tuple[str, int, int, int]
+    ) -> tuple[Obj, AllocationRecord]:
+        """Create a pod as after admission, its claim and its allocation; return it and its record.
+
+        ``given`` as for ``allocate``, by container. An init container uses the request of the
+        first. The pod is not bound yet.
+        """
+        names_of = list(dict.fromkeys(one[0] for one in given))
+        containers = [_user(name, name) for name in names_of]
+        created = await self.kube.create(
+            "pods",
+            {
+                "metadata": {
+                    "name": pod,
+                    "labels": {annotations.MANAGED_LABEL: "true"},
+                    "annotations": {annotations.CLAIMED_RESOURCES: "{}"},
+                },
+                "spec": {
+                    "terminationGracePeriodSeconds": 0,
+                    "schedulerName": "hami-scheduler",
+                    "resourceClaims": [{"name": "hami", "resourceClaimName": claim}],
+                    "initContainers": [_user("load", names_of[0], command=LIMITS)],
+                    "containers": containers,
+                },
+            },
+            "default",
+        )
+        uid = created["metadata"]["uid"]
+        asked = [
+            {"name": f"{one}-nvidia", "exactly": {"deviceClassName": "hami-share"}}
+            for one in names_of
+        ]
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": True}
+        made = await self.kube.create(
+            CLAIMS,
+            {
+                "metadata": {
+                    "name": claim,
+                    "labels": {annotations.MANAGED_LABEL: "true"},
+                    "ownerReferences": [owner],
+                },
+                "spec": {"devices": {"requests": asked}},
+            },
+            "default",
+        )
+        requests = [(f"{name}-nvidia", *share) for name, *share in given]
+        record = await self.allocate(made, created, *requests)  # type: ignore[arg-type] # as given
+        containers_of = tuple(
+            replace(one, name=one.name.removesuffix("-nvidia")) for one in record.containers
+        )
+        return made, replace(
+            record,
+            allocation_id=f"allocation-of-{pod}",
+            pod_uid=uid,
+            pod=pod,
+            containers=containers_of,
+            origin="",
+            claim=claim,
+        )
+
+    def files_of(self, uid: str, owner: str = "") -> list[Path]:
+        """List what is on the host for a claim; ``owner``: uid of the pod that owns it."""
         places = [
             self.cdi / f"hami-{uid}.json",
-            self.regions / uid,
-            self.state / "limits" / uid,
+            self.regions / (owner or uid),
+            self.state / "limits" / (owner or uid),
             self.state / "claims" / f"{uid}.json",
         ]
         return [one for one in places if one.exists()]
+
+    async def annotate(self, record: AllocationRecord, sequence: int) -> None:
+        """Give a bound pod the signed placement of a record, as a resize does."""
+        signed = self.plane.signer.sign(
+            SignedPlacement(
+                pod_uid=record.pod_uid,
+                namespace=record.namespace,
+                pod=record.pod,
+                allocation_id=record.allocation_id,
+                ledger_seq=sequence,
+                placement=Placement(node=NODE, containers=record.containers),
+                claim=record.claim,
+            )
+        )
+        change = {"metadata": {"annotations": {annotations.ALLOCATION: signed}}}
+        await self.kube.patch("pods", record.pod, change, namespace="default")
 
     async def says(self, pod: str, *words: str) -> str:
         """Wait for an Event of the pod with these words; return its message."""
@@ -317,6 +409,66 @@ async def test_pod_with_a_claim_runs_once_the_ledger_confirms_it_and_leaves_noth
         ]
 
     await until(is_reported)
+
+
+async def test_pod_that_owns_its_claim_has_the_states_and_limits_of_a_pod(claims: Claims) -> None:
+    plane = claims.plane
+    claims.start()
+    await claims.device(1)
+    claim, record = await claims.own("web", "c", ("main", 1, 3000, 30), ("side", 2, 1000, 0))
+    uid = claim["metadata"]["uid"]
+    other = replace(record, claim="", containers=record.containers[:1])
+    await plane.reserve(other)
+    sequence = await plane.reserve(record)
+    await plane.bind(record, sequence)
+    await plane.until_phase("web", "Running")
+    main, side = [await plane.environment("web", name) for name in ("main", "side")]
+    assert main["device.0.uuid"] == plane.devices[1].uuid
+    assert main["device.0.memory_mib"] == "3000"
+    assert main[CDI_ENV] == "3000m"
+    assert side["device.0.memory_mib"] == "1000"
+    assert side["container"] == "side"
+    first = plane.kubelet.logs("web", "load")
+    assert "container=main\n" in first
+    assert "device.0.memory_mib=3000\n" in first
+    await plane.until_state(record.pod_uid, "running")
+    spec = (claims.cdi / f"hami-{uid}.json").read_bytes()
+    assert len(claims.files_of(uid, record.pod_uid)) == 4
+
+    # The reboot loses the CDI file; a resize arrives while the agent is down.
+    await claims.kill()
+    (claims.cdi / f"hami-{uid}.json").unlink()
+    claims.start()
+    await prepare_again(claims, claim)
+    assert (claims.cdi / f"hami-{uid}.json").read_bytes() == spec
+    await claims.kill()
+    shares = record.containers[0].shares
+    grown = replace(record.containers[0], shares=(replace(shares[0], memory_mib=4000),))
+    resized = replace(record, op="resize", containers=(grown, record.containers[1]))
+    sequence = await plane.reserve(resized)
+    await claims.annotate(resized, sequence)
+    claims.start()
+    file = claims.state / "limits" / record.pod_uid / "main" / "limits"
+
+    async def is_rewritten() -> bool:
+        return "memory_mib=4000\n" in file.read_text()
+
+    await until(is_rewritten)
+
+    async def is_taken_off() -> bool:
+        """The slice has the difference: kube-scheduler subtracts what the claim consumes."""
+        total = plane.devices[1].memory_mib - 1000
+        return (await claims.device(1))["capacity"]["memory"]["value"] == f"{total}Mi"
+
+    await until(is_taken_off)
+    await prepare_again(claims, claim)
+    await claims.kube.delete("pods", "web", "default")
+    await until(is_gone(lambda: claims.files_of(uid, record.pod_uid)))
+    assert [(one.state, one.code) for one in await plane.story(record.pod_uid)] == [
+        ("bound", ""),
+        ("prepared", ""),
+        ("running", ""),
+    ]
 
 
 async def prepare_again(claims: Claims, claim: Obj) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hami_common.dra import names
 from hami_common.events.allocation import CLAIM, AllocationRecord
@@ -39,6 +40,59 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
         )
         for number in range(draw(st.integers(1, 3)))
     )
+
+
+def is_free(target: Device, records: list[AllocationRecord], share: Share) -> bool:
+    """Return whether the ledger would accept the share beside the records."""
+    booked = [
+        found for one in records if (found := booked_by_device(one.containers).get(share.uuid))
+    ]
+    return (
+        sum(one.memory_mib for one in booked) + share.memory_mib <= target.capacity_mib
+        and sum(one.core_pct for one in booked) + share.core_pct <= target.capacity_core_pct
+        and len(booked) + 1 <= target.slots
+    )
+
+
+@given(
+    st.integers(2, 8),
+    st.lists(
+        st.tuples(st.sampled_from(["claim", "resize", "pod"]), st.integers(1, 8), st.booleans()),
+        max_size=12,
+    ),
+)
+def test_resized_claims_are_offered_to_no_other(
+    capacity_mib: int, steps: list[tuple[str, int, bool]]
+) -> None:
+    """kube-scheduler subtracts what each claim was allocated, not what a resize made of it."""
+    target = device(0, capacity_mib=capacity_mib, slots=100)
+    records: list[AllocationRecord] = []
+    allocated: dict[str, tuple[ContainerShares, ...]] = {}
+    consumed_mib = 0
+    for number, (step, memory_mib, is_known) in enumerate(steps):
+        share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=memory_mib, core_pct=1)
+        claimed = [one for one in records if one.origin == CLAIM]
+        if step == "pod" and is_free(target, records, share):
+            records.append(record(number, "", share))
+        elif step == "claim":
+            ((shown,),) = pages_of([target], holdings_of(records, allocated))
+            if shown.get("taints") or (consumed_mib + memory_mib) * MIB > amount(shown, "memory"):
+                continue
+            fresh = record(number, CLAIM, share)
+            assert is_free(target, records, share)
+            consumed_mib += memory_mib
+            records.append(fresh)
+            if is_known:
+                allocated[fresh.pod_uid] = fresh.containers
+        elif step == "resize" and claimed:
+            others = [one for one in records if one is not claimed[0]]
+            if is_free(target, others, share):
+                resized = record(0, CLAIM, share).containers
+                records = [replace(claimed[0], op="resize", containers=resized), *others]
+        assert (
+            sum(one.memory_mib for held in records for one in held.containers[0].shares)
+            <= capacity_mib
+        )
 
 
 def record(number: int, origin: str, *shares: Share) -> AllocationRecord:

@@ -115,6 +115,8 @@ class Given(Struct, frozen=True, kw_only=True):
     """A claim that may be prepared."""
 
     record: AllocationRecord
+    allocated: tuple[ContainerShares, ...]
+    """Shares by the claim's allocation, by request."""
     devices_by_uuid: Mapping[str, Device]
     """Devices of the record's shares."""
 
@@ -162,7 +164,7 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     for uuid, booked in booked_by_device(facts.entry.record.containers).items():
         if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
-    return Given(record=facts.entry.record, devices_by_uuid=used)
+    return Given(record=facts.entry.record, allocated=containers, devices_by_uuid=used)
 
 
 def _unusable(title: str, device: Device, facts: Facts) -> Refuse | None:
@@ -369,6 +371,8 @@ class Prepared(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allocation_id: str
     containers: tuple[ContainerShares, ...]
     """Shares given: by request, or by container of the pod that owns the claim."""
+    allocated: tuple[ContainerShares, ...] = ()
+    """Shares by the claim's allocation, which a resize does not change."""
     devices: tuple[PreparedDevice, ...]
     grants: tuple[Grant, ...]
     spec: str

@@ -2,7 +2,8 @@
 """Describes the node's devices as ResourceSlices of our DRA driver (``resource.k8s.io/v1``).
 
 The value of a capacity is what holders that are not claims leave: kube-scheduler subtracts the
-claims itself, so the sum over both is bounded by the device (ADR 38). A device gets a taint where
+claims itself, so the sum over both is bounded by the device (ADR 38). What a resize adds to a
+claim's allocation, which never changes, is taken off, too. A device gets a taint where
 its capacities cannot say that it takes no further share: the API server demands at least two steps
 of memory and one slot, a device whose compute is used up takes no share at all, and shares of some
 kinds do not mix. Only devices that are shared by limits are published: no hardware partitions, no
@@ -18,12 +19,19 @@ from fractions import Fraction
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.dra import names
 from hami_common.dra.claims import MEMORY_LEAST_MIB, is_published
 from hami_common.events.allocation import AllocationRecord, is_by_claim
 from hami_common.model.device import Device
-from hami_common.model.placement import NOTHING, Booked, booked_by_device, may_join
+from hami_common.model.placement import (
+    NOTHING,
+    Booked,
+    ContainerShares,
+    booked_by_device,
+    may_join,
+)
 from hami_common.units import parse_quantity
 
 DEVICES_MOST: Final = 64
@@ -40,20 +48,38 @@ class Holdings(Struct, frozen=True, kw_only=True):
     claims: Booked = NOTHING
     others: Booked = NOTHING
     """Held by pods, and reserved for them."""
+    grown_mib: int = 0
+    """What resizes added to the claims' allocations, which kube-scheduler does not see; negative:
+    what they took off."""
+    grown_core_pct: int = 0
 
 
-def holdings_of(records: Iterable[AllocationRecord]) -> dict[str, Holdings]:
-    """Return what the records hold of each device, by UUID."""
+def holdings_of(
+    records: Iterable[AllocationRecord],
+    allocated: Mapping[str, Sequence[ContainerShares]] = {},
+) -> dict[str, Holdings]:
+    """Return what the records hold of each device, by UUID.
+
+    ``allocated``: shares of the allocations of prepared claims, by the record's ``pod_uid``.
+    """
     found: dict[str, Holdings] = {}
     for record in records:
         if record.op == "release":
             continue
-        for uuid, booked in booked_by_device(record.containers).items():
+        shares = booked_by_device(record.containers)
+        before = booked_by_device(allocated[record.pod_uid]) if record.pod_uid in allocated else {}
+        for uuid, booked in shares.items():
             known = found.get(uuid, Holdings())
-            found[uuid] = (
-                Holdings(claims=known.claims.plus(booked), others=known.others)
-                if is_by_claim(record)
-                else Holdings(claims=known.claims, others=known.others.plus(booked))
+            if not is_by_claim(record):
+                found[uuid] = replace(known, others=known.others.plus(booked))
+                continue
+            # Of a resized share whose allocation is unknown, all is taken off.
+            was = before.get(uuid, NOTHING if record.op == "resize" else booked)
+            found[uuid] = replace(
+                known,
+                claims=known.claims.plus(booked),
+                grown_mib=known.grown_mib + booked.memory_mib - was.memory_mib,
+                grown_core_pct=known.grown_core_pct + booked.core_pct - was.core_pct,
             )
     return found
 
@@ -92,8 +118,8 @@ def pages_of(
 
 def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -> Obj:
     others = held.others
-    left_mib = 0 if others.exclusive else device.capacity_mib - others.memory_mib
-    left_core_pct = max(0, device.capacity_core_pct - others.core_pct)
+    left_mib = 0 if others.exclusive else device.capacity_mib - others.memory_mib - held.grown_mib
+    left_core_pct = max(0, device.capacity_core_pct - others.core_pct - held.grown_core_pct)
     left_slots = device.slots - others.slots
     taints = []
     if _is_full(device, held, left_mib, left_slots):

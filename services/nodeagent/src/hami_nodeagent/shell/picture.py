@@ -17,6 +17,7 @@ from msgspec import Struct
 from hami_common.events.allocation import StateRecord, is_by_claim
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
 from hami_nodeagent.core.board import Board, DevicesChanged
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
@@ -71,6 +72,9 @@ class Picture:
         self.unreadable_by_uid: dict[tuple[str, str], str] = {}
         """Reason why the newest record or state of a pod is unreadable, by (uid, ``record`` or
         ``state``): the known older one may be stale."""
+        self.allocated_by_uid: dict[str, tuple[ContainerShares, ...]] = {}
+        """Shares by the allocations of prepared claims, by the uid of the record: a resize changes
+        the record only; written by ``shell.prepare``."""
         self.partitions = Board()
         self.ledger_known = False
         """All records of this node that the ledger holds have arrived."""

@@ -94,7 +94,7 @@ class Preparer:
         for one in self._prepared.values():
             for grant in one.grants:
                 self._picture.grants.add(grant)
-        self._count()
+        self._note()
 
     # -- prepare
 
@@ -273,7 +273,7 @@ class Preparer:
         )
         await anyio.to_thread.run_sync(self._checkpoint.save_claim, prepared)
         self._prepared[prepared.uid] = prepared
-        self._count()
+        self._note()
         self._picture.note_change()
         return prepared
 
@@ -357,6 +357,7 @@ class Preparer:
             owner=owner_pod(claim.metadata),
             allocation_id=record.allocation_id,
             containers=record.containers,
+            allocated=given.allocated,
             devices=prepared_devices(claim, cdi_ids),
             grants=grants,
             spec=spec_of(names.CDI_KIND, by_name, lambda path: Path(path).exists()).decode(),
@@ -380,7 +381,7 @@ class Preparer:
             )
         self._prepared.pop(uid, None)
         self._picture.grants.drop_pod(owner)
-        self._count()
+        self._note()
         self._picture.note_change()
         if known is not None:
             _log.info("claim unprepared", extra={"claim": f"{known.namespace}/{known.name}"})
@@ -444,7 +445,10 @@ class Preparer:
     def _spec_file(self, uid: str) -> Path:
         return self._specs / f"hami-{uid}.json"
 
-    def _count(self) -> None:
+    def _note(self) -> None:
+        self._picture.allocated_by_uid = {
+            one.record_owner: one.allocated or one.containers for one in self._prepared.values()
+        }
         self._site.metrics.claims.prepared.set(len(self._prepared))
 
 

@@ -101,7 +101,10 @@ class SliceKeeper:
         await anyio.to_thread.run_sync(self._find_roots)
         pages = pages_of(
             view.devices_by_uuid.values(),
-            holdings_of(entry.record for entry in picture.entries_by_uid.values()),
+            holdings_of(
+                (entry.record for entry in picture.entries_by_uid.values()),
+                picture.allocated_by_uid,
+            ),
             faulty=view.faulty,
             sound=view.sound,
             pcie_roots=self._roots,
