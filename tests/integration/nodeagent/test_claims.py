@@ -66,7 +66,10 @@ class Claims:
         write_config(self.plane, config)
         kubelet = self.plane.kubelet
         config.write_text(
-            f"{config.read_text()}\n[dra]\nenabled = true\n"
+            f"{config.read_text()}\n"
+            f'simulated_control = "{self.plane.directory / "control.json"}"\n'
+            "[health]\nprobes_to_recover = 2\nrecover_s = 0.3\n"
+            "[dra]\nenabled = true\n"
             f'registry_dir = "{kubelet.plugins_registry}"\n'
             f'plugin_dir = "{self.plane.directory / "dra"}"\n'
             f'cdi_dir = "{self.cdi}"\n'
@@ -458,7 +461,7 @@ async def test_pod_that_owns_its_claim_has_the_states_and_limits_of_a_pod(claims
     async def is_taken_off() -> bool:
         """The slice has the difference: kube-scheduler subtracts what the claim consumes."""
         total = plane.devices[1].memory_mib - 1000
-        return (await claims.device(1))["capacity"]["memory"]["value"] == f"{total}Mi"
+        return bool((await claims.device(1))["capacity"]["memory"]["value"] == f"{total}Mi")
 
     await until(is_taken_off)
     await prepare_again(claims, claim)
@@ -492,6 +495,37 @@ async def prepare_again(claims: Claims, claim: Obj) -> None:
         return not error[0]
 
     await until(is_prepared)
+
+
+async def test_health_of_a_claims_device_is_in_the_status_of_the_pod(claims: Claims) -> None:
+    plane = claims.plane
+    claims.start()
+    await claims.device(1)
+    claim = await claims.create("c", "main")
+    pod = await claims.pod("web", "c", "main")
+    await plane.reserve(await claims.allocate(claim, pod, ("main", 1, 3000, 30)))
+    await plane.until_phase("web", "Running")
+
+    async def until_health(wanted: str) -> None:
+        async def is_shown() -> bool:
+            (status,) = (await plane.pod("web"))["status"]["containerStatuses"]
+            shown = status.get("allocatedResourcesStatus") or []
+            healths = [one["health"] for found in shown for one in found["resources"]]
+            return [found["name"] for found in shown] == ["claim:gpu/main"] and healths == [wanted]
+
+        await until(is_shown)
+
+    await until_health("Healthy")
+    plane.control({"devices": {"1": {"lost": "the device fell off the bus"}}})
+    await until_health("Unhealthy")
+
+    async def is_tainted() -> bool:
+        taints = (await claims.device(1)).get("taints") or ()
+        return [one["key"] for one in taints] == [names.UNHEALTHY]
+
+    await until(is_tainted)
+    plane.control({})
+    await until_health("Healthy")
 
 
 async def test_slices_follow_pods_and_come_back_when_they_are_deleted(claims: Claims) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import RECALL, Device, Profile
 from hami_common.model.placement import ContainerShares, Share
-from hami_nodeagent.core.slices import holdings_of, next_write, pages_of, pci_bus_id
+from hami_nodeagent.core.slices import health_of, holdings_of, next_write, pages_of, pci_bus_id
 from tests.unit.nodeagent.core.builders import NODE, device
 
 FULL, UNHEALTHY, CORDONED = "gpu.hami.io/full", "gpu.hami.io/unhealthy", "gpu.hami.io/cordoned"
@@ -118,6 +118,22 @@ def test_faults_and_cordons_are_taints() -> None:
     assert taints(shown(device(0, healthy=False, cordoned=True))) == [UNHEALTHY, CORDONED]
     assert taints(shown(device(0), faulty={"nvidia-0"})) == [UNHEALTHY]
     assert taints(shown(device(0, healthy=False), sound={"nvidia-0"})) == []
+
+
+def test_health_is_of_all_devices_and_has_a_reason() -> None:
+    known = [
+        device(2, healthy=False, health_reason="x" * 2000),
+        device(1, mode="mig"),
+        device(0),
+        device(3, healthy=False),
+    ]
+    found = health_of(known, faulty={"nvidia-0"}, sound={"nvidia-3"})
+    assert [(one.name, one.is_healthy, one.message) for one in found] == [
+        ("nvidia-0", False, "a fault"),
+        ("nvidia-1", True, ""),
+        ("nvidia-2", False, "x" * 1024),
+        ("nvidia-3", True, ""),
+    ]
 
 
 def test_devices_are_in_the_order_of_vendor_and_index_and_others_are_left_out() -> None:

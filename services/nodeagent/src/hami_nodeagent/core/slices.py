@@ -37,6 +37,8 @@ from hami_common.units import parse_quantity
 DEVICES_MOST: Final = 64
 """Devices of a slice. The API server's limit is 128 without taints: a taint moves no device."""
 _TEXT_MOST: Final = 64
+_MESSAGE_MOST: Final = 1024
+"""Characters of the message of a device's health."""
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 Obj = dict[str, Any]
@@ -105,7 +107,7 @@ def pages_of(
         _device(
             one,
             holdings.get(one.uuid, Holdings()),
-            is_sound=one.uuid in sound or (one.healthy and one.uuid not in faulty),
+            is_sound=_is_sound(one, faulty, sound),
             pcie_root=pcie_roots.get(one.uuid, ""),
         )
         for one in shown
@@ -114,6 +116,35 @@ def pages_of(
         tuple(found[first : first + DEVICES_MOST])
         for first in range(0, max(1, len(found)), DEVICES_MOST)
     )
+
+
+class DeviceHealth(Struct, frozen=True, kw_only=True):
+    """Health of one device."""
+
+    name: str
+    """Name of the device in its pool."""
+    is_healthy: bool
+    message: str = ""
+
+
+def health_of(
+    devices: Iterable[Device], *, faulty: Collection[str], sound: Collection[str]
+) -> tuple[DeviceHealth, ...]:
+    """Return the health of all devices, also of those that are not published any more."""
+    return tuple(
+        DeviceHealth(
+            name=names.device_name(one.uuid),
+            is_healthy=is_sound,
+            message="" if is_sound else (one.health_reason or "a fault")[:_MESSAGE_MOST],
+        )
+        for one in sorted(devices, key=lambda one: one.uuid)
+        for is_sound in [_is_sound(one, faulty, sound)]
+    )
+
+
+def _is_sound(device: Device, faulty: Collection[str], sound: Collection[str]) -> bool:
+    """Return whether the device may be used; this node's own finding is newer than the record."""
+    return device.uuid in sound or (device.healthy and device.uuid not in faulty)
 
 
 def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -> Obj:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves kubelet as the plugin of the DRA driver ``gpu.hami.io`` (kubelet's DRAPlugin v1, v1beta1).
 
+The health of devices is served at the same socket, see ``shell.drahealth``.
+
 Two sockets: kubelet finds the registration socket in its directory, asks it for the name and the
 socket of the driver, and calls that one. Kubelet reads the directory again when it starts, so a
 restart of kubelet needs nothing here. Claims of one call are prepared at the same time; each has
@@ -24,18 +26,21 @@ from hami_common.kubeletapi import (
     dra_grpc,
     dra_v1beta1,
     dra_v1beta1_grpc,
+    drahealth_grpc,
+    drahealth_v1alpha1_grpc,
     pluginregistration,
     pluginregistration_grpc,
 )
 from hami_common.runtime.tasks import finish_within
 from hami_nodeagent.core.resourceclaims import Refuse
+from hami_nodeagent.shell import drahealth
 from hami_nodeagent.shell.pluginproxy import identity
 from hami_nodeagent.shell.prepare import Preparer
 from hami_nodeagent.shell.site import Site
 
 REGISTRATION_SOCKET = f"{names.DRIVER}-reg.sock"
 SOCKET = "dra.sock"
-VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *drahealth.VERSIONS)
 _STOP_S = 2.0
 _LOOK_S = 2.0
 """Interval at which the sockets are checked: one that was removed is made again."""
@@ -157,6 +162,7 @@ class DraPlugin:
         self._socket = Path(settings.plugin_dir) / SOCKET
         self._registration = Path(settings.registry_dir) / REGISTRATION_SOCKET
         self._preparer = preparer
+        self._health = drahealth.Health(site)
 
     async def run(self) -> None:
         """Serve until cancelled; ``Unavailable`` when a socket cannot be made or vanished."""
@@ -164,6 +170,10 @@ class DraPlugin:
         calls = Calls(self._preparer)
         dra_grpc.add_DRAPluginServicer_to_server(calls, service)
         dra_v1beta1_grpc.add_DRAPluginServicer_to_server(CallsV1beta1(calls), service)
+        drahealth_grpc.add_DRAResourceHealthServicer_to_server(self._health, service)
+        drahealth_v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
+            drahealth.HealthV1alpha1(self._health), service
+        )
         pluginregistration_grpc.add_RegistrationServicer_to_server(
             Registration(self._socket), registration
         )
