@@ -110,10 +110,11 @@ class Wired:
     async def post(self, document: Any, *, path: str = "/mutate") -> Response:
         """Answer to ``document`` (bytes are sent as they are)."""
         body = document if isinstance(document, bytes) else msgspec.json.encode(document)
-        handler = self.admission.validate if path == "/validate" else self.admission.mutate
-        return await handler(
-            Request(method="POST", path=path, query={}, headers={}, body=body, params={})
-        )
+        request = Request(method="POST", path=path, query={}, headers={}, body=body, params={})
+        if path == "/validate":
+            return await self.admission.validate(request)
+        namespace_mode = path.removeprefix("/mutate").strip("/")
+        return await self.admission.mutate(request, namespace_mode=namespace_mode)
 
     async def answer(self, document: Any, *, path: str = "/mutate") -> Document:
         """Decoded AdmissionReview that answers ``document``."""

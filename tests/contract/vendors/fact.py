@@ -21,7 +21,7 @@ from hami_common.vendors.protocol import BindMount, RenderContext
 from hami_core.placement.pick import pick
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 from tests.support import builders
 
 TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
@@ -105,7 +105,7 @@ def _one(
         msgspec.convert(document, PodView),
         catalog=catalog,
         policy=AdmissionPolicy(),
-        traceparent=TRACE,
+        at=Circumstances(traceparent=TRACE, claim=""),
     )
     if not verdict.allowed:
         return Outcome(rejected=verdict.message)

@@ -22,7 +22,7 @@ from hami_core.table.table import DeviceTable
 from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
 from hami_registry.core.device_config import DeviceConfig, canonical_device
 from hami_sim.hardware import profile
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 from tests.support import builders
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -66,7 +66,7 @@ def admitted(document: dict[str, Any]) -> dict[str, Any]:
         msgspec.convert(document, PodView),
         catalog=CATALOG,
         policy=AdmissionPolicy(),
-        traceparent=TRACE,
+        at=Circumstances(traceparent=TRACE, claim=""),
     )
     assert verdict.allowed, verdict.message
     changed: dict[str, Any] = jsonpatch.apply_patch(document, list(verdict.operations))

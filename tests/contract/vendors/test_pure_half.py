@@ -19,7 +19,7 @@ from hami_common.vendors.protocol import InjectionMode, RenderContext, Vendor
 from hami_core.placement.pick import pick
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 from tests.contract.vendors.cases import CASES
 from tests.contract.vendors.shape import Case
 from tests.support import builders
@@ -202,7 +202,7 @@ def test_admission_is_idempotent_and_keeps_the_request(name: str) -> None:
                 msgspec.convert(after, PodView),
                 catalog=CATALOG,
                 policy=AdmissionPolicy(),
-                traceparent=TRACE,
+                at=Circumstances(traceparent=TRACE, claim=""),
             )
             assert verdict.allowed, verdict.message
             changed = jsonpatch.apply_patch(after, list(verdict.operations))

@@ -17,12 +17,13 @@ from hami_common.pods.podview import PodView
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.podfacts import facts_of
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 from tests.unit.common.admission.test_policies import pod, refusals, share
 
 CATALOG = Catalog.from_settings()
 VERIFIER = Verifier.from_pems([Signer.generate().public_pem()])
 POLICY = AdmissionPolicy()
+AT = Circumstances(traceparent="", claim="")
 KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath"}
 
 REFUSED = [
@@ -50,7 +51,7 @@ def judged(path: str, field: str) -> tuple[bool, bool, bool]:
     more: dict[str, Any] = {field: [{"name": "v", KEYS[field]: path}]}
     document = pod(share(**more), volumes=[{"name": "v"}])
     view = msgspec.convert(document, PodView)
-    verdict = mutate(document, view, catalog=CATALOG, policy=POLICY, traceparent="")
+    verdict = mutate(document, view, catalog=CATALOG, policy=POLICY, at=AT)
     stored = jsonpatch.apply_patch(document, list(verdict.operations))
     facts = facts_of(msgspec.convert(stored, PodView), node="n", resources=(), verifier=VERIFIER)
     return "main" in facts.hidden_limits, not verdict.allowed, bool(refusals(document))

@@ -11,12 +11,15 @@ import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import anyio
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
+from hami_common.admission.configuration import mutate_path
 from hami_common.bus import grants
+from hami_common.dra.podclaims import AllocationMode
 from hami_common.errors import Unavailable
 from hami_common.runtime.httpd import HttpApp, serve
 from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect
@@ -101,6 +104,10 @@ async def serve_webhook(
         {
             ("POST", "/webhook"): admission.mutate,
             ("POST", "/mutate"): admission.mutate,
+            **{
+                ("POST", mutate_path(mode)): partial(admission.mutate, namespace_mode=mode)
+                for mode in get_args(AllocationMode)
+            },
             ("POST", "/validate"): admission.validate,
         },
         registry=context.registry,

@@ -12,7 +12,7 @@ from hami_common.pods.podview import PodView
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.podfacts import PodFacts, PodReader
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 
 CATALOG = Catalog.from_settings()
 READER = PodReader(catalog=CATALOG, verifier=Verifier.from_pems([Signer.generate().public_pem()]))
@@ -36,7 +36,7 @@ def is_prepared(document: dict[str, Any]) -> bool:
         msgspec.convert(document, PodView),
         catalog=CATALOG,
         policy=AdmissionPolicy(),
-        traceparent=TRACEPARENT,
+        at=Circumstances(traceparent=TRACEPARENT, claim=""),
     )
     return any(annotations.MANAGED_LABEL in str(one) for one in verdict.operations)
 

@@ -11,7 +11,7 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.hostmemory import MARGIN_MIB
-from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, mutate
 
 CATALOG = Catalog.from_settings()
 POLICY = AdmissionPolicy(add_recall_memory=True)
@@ -35,7 +35,9 @@ def review(document: dict[str, Any], policy: AdmissionPolicy = POLICY) -> Verdic
         msgspec.convert(document, PodView),
         catalog=CATALOG,
         policy=policy,
-        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        at=Circumstances(
+            traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", claim=""
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
-from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, mutate
 
 CATALOG = Catalog.from_settings()
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -45,7 +45,7 @@ def review(
         msgspec.convert(document, PodView),
         catalog=catalog,
         policy=policy or AdmissionPolicy(),
-        traceparent=TRACEPARENT,
+        at=Circumstances(traceparent=TRACEPARENT, claim=""),
     )
 
 

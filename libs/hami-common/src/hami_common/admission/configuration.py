@@ -13,14 +13,18 @@ https://kubernetes.io/docs/reference/using-api/cel/.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.admission import bounds
+from hami_common.dra.podclaims import AllocationMode
 from hami_common.pods import annotations as keys
 
 Document = dict[str, Any]
+_CREATE: Final = "create.pods.hami.io"
+_MODES: Final[tuple[AllocationMode, ...]] = get_args(AllocationMode)
 
 
 class Client(Struct, frozen=True, kw_only=True):
@@ -49,6 +53,11 @@ class Client(Struct, frozen=True, kw_only=True):
                 }
             }
         return {**where, "caBundle": self.ca_bundle} if self.ca_bundle else where
+
+
+def mutate_path(mode: AllocationMode) -> str:
+    """Return the webhook's path for new pods of namespaces whose label names this mode."""
+    return f"/mutate/{mode}"
 
 
 def text(word: str) -> str:
@@ -95,6 +104,12 @@ def has_reserved_annotation(variable: str) -> str:
         f"(has({variable}.metadata.annotations) && "
         f"{variable}.metadata.annotations.exists(key, {reserved_key('key')}))"
     )
+
+
+def is_claimed(variable: str) -> str:
+    """CEL: the object in ``variable`` has the annotation with resources that a claim gives."""
+    annotations = f"{variable}.metadata.annotations"
+    return f"(has({annotations}) && {text(keys.CLAIMED_RESOURCES)} in {annotations})"
 
 
 def bind_by(users: str) -> str:
@@ -177,9 +192,76 @@ def mutating_webhook_configuration(
     *,
     name: str = "hami-webhook",
     timeout_s: int = 10,
+    with_modes: bool = False,
 ) -> Document:
-    """Return the whole object, ready to be applied."""
-    common: Document = {
+    """Return the whole object, ready to be applied.
+
+    ``with_modes``: the label of a namespace may name the allocation mode of its pods. It decides on
+    the path, because the webhook does not read namespaces. Another word in the label is ignored.
+    """
+    names = list(resource_names)
+    modes = _MODES if with_modes else ()
+    our_pods = " || ".join(
+        has(variable)
+        for has in (is_managed, has_reserved_annotation, is_claimed)
+        for variable in ("oldObject", "object")
+    )
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "hami"}},
+        "webhooks": [
+            _create_webhook(names, client, timeout_s, others=modes),
+            *(_create_webhook(names, client, timeout_s, mode=mode) for mode in modes),
+            {
+                "name": "update.pods.hami.io",
+                **_common(client, timeout_s),
+                "rules": [_rule(["UPDATE"], ["pods", "pods/ephemeralcontainers"])],
+                "matchConditions": [{"name": "belongs-to-hami", "expression": our_pods}],
+            },
+        ],
+    }
+
+
+def _create_webhook(
+    resource_names: Iterable[str],
+    client: Client,
+    timeout_s: int,
+    *,
+    mode: AllocationMode | None = None,
+    others: tuple[AllocationMode, ...] = (),
+) -> Document:
+    """Return the webhook for new pods, in namespaces whose label names ``mode``, if it is set.
+
+    ``others``: modes that have a webhook of their own.
+    """
+    names = names_our_resources(resource_names)
+    new_pods = f"{names} || {has_reserved_annotation('object')} || {is_claimed('object')}"
+    common = _common(client, timeout_s)
+    selectors = common["namespaceSelector"]["matchExpressions"]
+    if others:
+        values = list(others)
+        selectors.append({"key": keys.ALLOCATION_MODE, "operator": "NotIn", "values": values})
+    if mode is not None:
+        url = f"{client.url.removesuffix(client.path)}{mutate_path(mode)}" if client.url else ""
+        common["clientConfig"] = replace(client, path=mutate_path(mode), url=url).document()
+        selectors.append({"key": keys.ALLOCATION_MODE, "operator": "In", "values": [mode]})
+    return {
+        "name": f"{mode}.{_CREATE}" if mode else _CREATE,
+        **common,
+        "rules": [_rule(["CREATE"], ["pods"])],
+        "matchConditions": [
+            {"name": "concerns-hami", "expression": new_pods},
+            *(
+                {"name": bound, "expression": _or_error(condition, message)}
+                for bound, condition, message in size_bounds()
+            ),
+        ],
+    }
+
+
+def _common(client: Client, timeout_s: int) -> Document:
+    return {
         "admissionReviewVersions": ["v1"],
         "clientConfig": client.document(),
         "failurePolicy": "Fail",
@@ -188,37 +270,6 @@ def mutating_webhook_configuration(
         "reinvocationPolicy": "IfNeeded",
         "sideEffects": "NoneOnDryRun",
         "timeoutSeconds": timeout_s,
-    }
-    new_pods = f"{names_our_resources(resource_names)} || {has_reserved_annotation('object')}"
-    our_pods = " || ".join(
-        claim(variable)
-        for claim in (is_managed, has_reserved_annotation)
-        for variable in ("oldObject", "object")
-    )
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "hami"}},
-        "webhooks": [
-            {
-                "name": "create.pods.hami.io",
-                **common,
-                "rules": [_rule(["CREATE"], ["pods"])],
-                "matchConditions": [
-                    {"name": "concerns-hami", "expression": new_pods},
-                    *(
-                        {"name": bound, "expression": _or_error(condition, message)}
-                        for bound, condition, message in size_bounds()
-                    ),
-                ],
-            },
-            {
-                "name": "update.pods.hami.io",
-                **common,
-                "rules": [_rule(["UPDATE"], ["pods", "pods/ephemeralcontainers"])],
-                "matchConditions": [{"name": "belongs-to-hami", "expression": our_pods}],
-            },
-        ],
     }
 
 

@@ -13,7 +13,7 @@ application container or sidecar uses the request of that container, see ``as_cl
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,6 +34,8 @@ from hami_common.pods.podview import (
     ResourcesView,
 )
 
+AllocationMode = Literal["device-plugin", "dra"]
+"""How a pod gets the devices of its resource limits."""
 POD_CLAIM: Final = "hami"
 """Name by which the pod's spec calls the claim."""
 RESULTS_MOST: Final = 32

@@ -9,7 +9,7 @@ differences that design D7 and D8 require. This module must not use HTTP, time o
 
 import re
 from collections.abc import Collection, Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +26,13 @@ from hami_common.admission.mounts import (
 )
 from hami_common.admission.review import Operation
 from hami_common.apipath import is_label
+from hami_common.dra.podclaims import (
+    POD_CLAIM,
+    AllocationMode,
+    as_claimed,
+    is_claimed,
+    requests_of,
+)
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations as keys
@@ -40,8 +47,8 @@ from hami_common.pods.visibility import (
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_webhook.core import hostmemory
-from hami_webhook.core.patch import diff
+from hami_webhook.core import claimed, hostmemory
+from hami_webhook.core.draft import Document, Draft
 from hami_webhook.core.processes import warning_of
 from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS, PINNED
 
@@ -50,8 +57,6 @@ TASK_PRIORITY: Final = "CUDA_TASK_PRIORITY"
 _FILE_MODE = 0o644
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context level 1; an unknown version is parsed like the known one."""
-
-Document = dict[str, Any]
 
 
 class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,6 +87,15 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``NVIDIA_VISIBLE_DEVICES=void`` as a literal, which wins. With the others the node agent's own
     value would lose against that literal, so ``envFrom`` is denied beside a share.
     """
+    allocation_mode: AllocationMode = "device-plugin"
+    """Mode of pods that neither name one nor run in a namespace with the label.
+
+    ``hami.io/allocation-mode`` is the annotation of a pod and the label of a namespace. In mode
+    ``dra`` the scheduler creates a ResourceClaim for the resource limits of the pod. A pod that no
+    claim can serve stays in mode ``device-plugin``.
+    """
+    dra_enabled: bool = False
+    """Agents and scheduler serve claims (``dra.enabled``): pods may have mode ``dra``."""
     add_recall_memory: bool = False
     """Raise ``limits.memory`` of containers with a share of a device that recall can park.
 
@@ -230,50 +244,14 @@ def env_from_denied(container: ContainerView, why: str) -> RequestInvalid:
     )
 
 
-class Draft:
-    """A pod that is changed while the original stays as it is.
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """Facts of one admission that are not in the pod."""
 
-    Copies only the changed parts, so that the patch is found without a walk through the rest.
-    """
-
-    _GROUPS: Final = ("initContainers", "containers")
-
-    def __init__(self, pod: Document) -> None:
-        """Begin with ``pod``, which has metadata and spec."""
-        self._pod = pod
-        self.metadata: Document = dict(pod["metadata"])
-        self.spec: Document = dict(pod["spec"])
-        self._places = [
-            (group, position)
-            for group in self._GROUPS
-            for position in range(len(self.spec.get(group) or []))
-        ]
-        self._copied: dict[int, Document] = {}
-
-    def seen(self, index: int) -> Document:
-        """Return one container, in kubelet's order, as it is now; not to be changed."""
-        group, position = self._places[index]
-        document: Document = self.spec[group][position]
-        return document
-
-    def container(self, index: int) -> Document:
-        """Return a copy of one container, in kubelet's order, to be changed at its top level."""
-        if index not in self._copied:
-            group, position = self._places[index]
-            if self.spec[group] is self._pod["spec"][group]:
-                self.spec[group] = list(self.spec[group])
-            self._copied[index] = self.spec[group][position] = dict(self.spec[group][position])
-        return self._copied[index]
-
-    def original(self, index: int) -> Document:
-        """Return one container as it was sent, in kubelet's order."""
-        group, position = self._places[index]
-        document: Document = self._pod["spec"][group][position]
-        return document
-
-    def operations(self) -> tuple[Operation, ...]:
-        """Return the patch from the original pod to the draft."""
-        return tuple(diff(self._pod, {**self._pod, "metadata": self.metadata, "spec": self.spec}))
+    traceparent: str
+    claim: str
+    """Name for the claim that the pod gets in mode ``dra``."""
+    namespace_mode: str = ""
+    """Allocation mode by the label of the namespace; empty without one."""
 
 
 def mutate(
@@ -282,36 +260,49 @@ def mutate(
     *,
     catalog: Catalog,
     policy: AdmissionPolicy,
-    traceparent: str,
+    at: Circumstances,
 ) -> Verdict:
     """Return the verdict on a pod that is being created."""
-    if excess := bounds.excess(view, catalog.resource_names()):
-        return _invalid(excess, is_ours=False)
-    draft = Draft(pod)
+    try:
+        return _decide(pod, view, catalog=catalog, policy=policy, at=at)
+    except RequestInvalid as error:
+        return Verdict(allowed=False, invalid=True, message=str(error), concerns_us=True)
+
+
+def _decide(
+    sent: Document,
+    sent_view: PodView,
+    *,
+    catalog: Catalog,
+    policy: AdmissionPolicy,
+    at: Circumstances,
+) -> Verdict:
+    """Return the verdict as ``mutate`` does; ``RequestInvalid``: the pod is wrong as written."""
+    draft = Draft(sent)
     warnings = list(strip_reserved(draft.metadata))
+    scheduler = _scheduler_of(sent_view, policy)
+    if is_claimed(sent_view) and not scheduler:
+        raise _unclaimable(sent_view)
+    view = claimed.with_limits(sent_view, draft, catalog.resource_names())
+    if excess := bounds.excess(view, catalog.resource_names()):
+        raise excess
     mentions = catalog.mentions(view)
-    scheduler = _scheduler_of(view, policy)
-    if not mentions or not scheduler:
+    # The API server denies pods with wrong names of containers. Volumes of ours would add errors.
+    is_named = all(is_label(container.name) for container in all_containers(view))
+    if not mentions or not scheduler or not is_named:
         return Verdict(
             operations=draft.operations(),
             warnings=tuple(warnings),
             concerns_us=mentions,
+            is_ours=mentions and bool(scheduler),
         )
-    if not all(is_label(container.name) for container in all_containers(view)):
-        # The API server denies the pod and names the container. Volumes of ours would add errors.
-        return Verdict(
-            operations=draft.operations(),
-            warnings=tuple(warnings),
-            concerns_us=True,
-            is_ours=True,
-        )
-    try:
-        changes_by_index = _vendor_changes(view, catalog)
-        request = catalog.parse_pod(view)
-    except RequestInvalid as error:
-        return _invalid(error, is_ours=True)
+    changes_by_index = _vendor_changes(view, catalog)
+    request = catalog.parse_pod(view)
     if repeated := repeated_name(view):
-        return _invalid(repeated, is_ours=True)
+        raise repeated
+    by_claim = request is not None and _is_by_claim(sent_view, request, policy, at, warnings)
+    if by_claim:
+        policy = replace(policy, injection="cdi")
     problem = refusal_of(view, request, policy) if request else ""
     if problem:
         return Verdict(allowed=False, message=problem, concerns_us=True, is_ours=True)
@@ -327,12 +318,13 @@ def mutate(
     if request is not None:
         metadata = draft.metadata
         metadata["labels"] = {**(metadata.get("labels") or {}), keys.MANAGED_LABEL: "true"}
-        metadata["annotations"] = _continue_trace(metadata.get("annotations") or {}, traceparent)
+        metadata["annotations"] = _continue_trace(metadata.get("annotations") or {}, at.traceparent)
         runtime_class = next((c.runtime_class for cs in changes_by_index for c in cs), "")
         if runtime_class and view.spec.runtime_class_name is None:
             draft.spec["runtimeClassName"] = runtime_class
-        _prepare(draft, view, request, policy)
-        if policy.add_recall_memory:
+        claim = at.claim if by_claim else ""
+        _give_share(draft, view, request, catalog=catalog, policy=policy, claim=claim)
+        if policy.add_recall_memory and not by_claim:
             warnings.extend(_raise_limits(draft, view, request, catalog))
         warnings.extend(_process_warnings(draft, view, request))
     return Verdict(
@@ -341,6 +333,80 @@ def mutate(
         concerns_us=True,
         is_ours=True,
     )
+
+
+def _unclaimable(view: PodView) -> RequestInvalid:
+    """Return the error for a pod of another scheduler with the annotation of mode ``dra``."""
+    return RequestInvalid(
+        field=f"annotation {keys.CLAIMED_RESOURCES}",
+        problem=f"HAMi creates no claims for pods of scheduler {view.spec.scheduler_name}",
+        fix="remove it, with the claim, and write the resources as limits of the containers",
+    )
+
+
+def _is_by_claim(
+    sent: PodView,
+    request: PodRequest,
+    policy: AdmissionPolicy,
+    at: Circumstances,
+    warnings: list[str],
+) -> bool:
+    """Return whether the pod gets its devices by a claim (mode ``dra``).
+
+    Adds to ``warnings`` why not, where its namespace or the installation wants it.
+    ``RequestInvalid``: the pod's own annotation demands what no claim can give, or is wrong.
+    """
+    mode = claimed.mode_of(
+        sent.annotations(), namespace_mode=at.namespace_mode, default=policy.allocation_mode
+    )
+    if mode != "dra":
+        return False
+    try:
+        _require_claims(request, policy)
+    except RequestInvalid as error:
+        if sent.annotations().get(keys.ALLOCATION_MODE):
+            raise
+        warnings.append(f"the pod stays in allocation mode device-plugin: {error}")
+        return False
+    if not is_claimed(sent):
+        claimed.require_own_claim(sent)
+    return True
+
+
+def _require_claims(request: PodRequest, policy: AdmissionPolicy) -> None:
+    """Raise ``RequestInvalid`` if no claim can serve the request here."""
+    if not policy.dra_enabled:
+        raise RequestInvalid(
+            field="allocation mode dra",
+            problem="this installation gives no devices by claims",
+            fix=f"set annotation {keys.ALLOCATION_MODE}: device-plugin, or ask an operator to "
+            "install component dra",
+        )
+    as_claimed(request, claim=POD_CLAIM)
+
+
+def _give_share(
+    draft: Draft,
+    view: PodView,
+    request: PodRequest,
+    *,
+    catalog: Catalog,
+    policy: AdmissionPolicy,
+    claim: str,
+) -> None:
+    """Let containers get their shares, by the claim if it has a name; hide devices from others."""
+    if claim:
+        claimed.claim(
+            draft,
+            [container.name for _, container in view.containers_in_order()],
+            requests_of(request),
+            claim_name=claim,
+            resource_names=catalog.resource_names(),
+        )
+    else:
+        _add_volumes(draft, view, request, policy)
+    if policy.hide_devices_from_others:
+        _hide_devices(draft, view, request)
 
 
 def _scheduler_of(view: PodView, policy: AdmissionPolicy) -> str:
@@ -375,19 +441,6 @@ def _process_warnings(draft: Draft, view: PodView, request: PodRequest) -> list[
     return [warning for warning in found if warning is not None]
 
 
-def _prepare(draft: Draft, view: PodView, request: PodRequest, policy: AdmissionPolicy) -> None:
-    """Add limits and region to containers with a share; hide devices from the others."""
-    asking = {asker.name for asker in request.containers}
-    names = [container.name for _, container in view.containers_in_order()]
-    _add_volumes(draft, [name for name in names if name in asking], policy)
-    hiding = _hiding(request) if policy.hide_devices_from_others else {}
-    for index, name in enumerate(names):
-        if name in asking:
-            _add_mounts(draft.container(index), name)
-        elif hiding:
-            _set_env(draft.container(index), hiding)
-
-
 def _raise_limits(
     draft: Draft, view: PodView, request: PodRequest, catalog: Catalog
 ) -> tuple[str, ...]:
@@ -410,22 +463,16 @@ def _raise_limits(
     return raised.warnings
 
 
-def _invalid(error: RequestInvalid, *, is_ours: bool) -> Verdict:
-    return Verdict(
-        allowed=False,
-        invalid=True,
-        message=str(error),
-        concerns_us=True,
-        is_ours=is_ours,
-    )
-
-
-def _hiding(request: PodRequest) -> dict[str, str]:
-    """Return the variables that hide devices from containers that request none."""
+def _hide_devices(draft: Draft, view: PodView, request: PodRequest) -> None:
+    """Set the variables that hide devices in containers that request none."""
     vendors = {one.vendor for asker in request.containers for one in asker.requests}
-    return dict(HIDING_ALWAYS) | {
+    hiding = dict(HIDING_ALWAYS) | {
         name: value for vendor in sorted(vendors) for name, value in HIDING.get(vendor, {}).items()
     }
+    asking = {asker.name for asker in request.containers}
+    for index, (_, container) in enumerate(view.containers_in_order()):
+        if container.name not in asking:
+            _set_env(draft.container(index), hiding)
 
 
 def _continue_trace(annotations: dict[str, str], traceparent: str) -> dict[str, str]:
@@ -531,11 +578,21 @@ def _of_ours(found: Iterable[Document], ours: dict[str, Document], key: str) -> 
     return [*kept, *missing.values()]
 
 
-def _add_volumes(draft: Draft, names: Iterable[str], policy: AdmissionPolicy) -> None:
-    ours = {volume["name"]: volume for name in names for volume in _volumes_of(name, policy)}
+def _add_volumes(draft: Draft, view: PodView, request: PodRequest, policy: AdmissionPolicy) -> None:
+    """Add limits and region to containers with a share."""
+    asking = {asker.name for asker in request.containers}
+    by_index = {
+        index: container.name
+        for index, (_, container) in enumerate(view.containers_in_order())
+        if container.name in asking
+    }
+    ours = {
+        volume["name"]: volume for name in by_index.values() for volume in _volumes_of(name, policy)
+    }
     draft.spec["volumes"] = _of_ours(draft.spec.get("volumes") or [], ours, "name")
-
-
-def _add_mounts(container: Document, name: str) -> None:
-    ours = {mount["mountPath"]: mount for mount in mounts_of(name)}
-    container["volumeMounts"] = _of_ours(container.get("volumeMounts") or [], ours, "mountPath")
+    for index, name in by_index.items():
+        container = draft.container(index)
+        mounts = {mount["mountPath"]: mount for mount in mounts_of(name)}
+        container["volumeMounts"] = _of_ours(
+            container.get("volumeMounts") or [], mounts, "mountPath"
+        )

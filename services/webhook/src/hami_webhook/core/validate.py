@@ -5,35 +5,53 @@ Covers UPDATE of pods (and of any subresource routed here) and ephemeral contain
 pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral containers may change.
 """
 
+import re
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
 from hami_common.admission import bounds
 from hami_common.admission.mounts import forbidden_mount, mounts_of
 from hami_common.admission.review import Operation
 from hami_common.compat import volcano
+from hami_common.dra.podclaims import claim_of, is_claimed, restored
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
 from hami_common.pods.visibility import DEVICE_VARIABLES, from_elsewhere
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core.mutate import (
-    AdmissionPolicy,
-    Document,
-    Verdict,
-    env_from_denied,
-)
+from hami_webhook.core.draft import Document
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, env_from_denied
 from hami_webhook.core.patch import diff
 
 _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
+_GUARDED_OF_CLAIMS = re.compile(
+    r"/spec/(resourceClaims|volumes|(initC|c)ontainers/\d+/(resources|volumeMounts))"
+)
+"""Where a pod in mode ``dra`` names its claim, and where volumes would hide the agent's mounts."""
+_SETTLED_AT_CREATION = (keys.CLAIMED_RESOURCES, keys.ALLOCATION_MODE)
 
 
-def validate_create(verdict: Verdict) -> Verdict:
+def settled(view: PodView, at: Circumstances) -> Circumstances:
+    """Return the circumstances under which mutation made the pod what it is now."""
+    return replace(
+        at,
+        claim=claim_of(view) or at.claim,
+        namespace_mode="dra" if is_claimed(view) else "device-plugin",
+    )
+
+
+def validate_create(verdict: Verdict, view: PodView) -> Verdict:
     """Return the verdict of a validating webhook on a new pod, from mutation's ``verdict`` on it.
 
     Mutation comes first, so changes that it would still make to a pod of ours were reverted after
-    it: scheduler, label and limits decide whether the share is tracked and enforced.
+    it: scheduler, label, limits and claims decide whether the share is tracked and enforced.
     """
+    by_claim = is_claimed(view)
     undone = sorted(
         path
         for operation in verdict.operations
         if (path := operation["path"]).startswith(_GUARDED_PATHS)
+        or (by_claim and _GUARDED_OF_CLAIMS.match(path))
     )
     if not verdict.allowed or not verdict.is_ours or not undone:
         return verdict
@@ -51,12 +69,12 @@ def validate_create(verdict: Verdict) -> Verdict:
 
 def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:
     """Return the reserved annotations that differ between the two, sorted."""
+    return _changed(old, new, filter(keys.is_reserved, {**old.annotations(), **new.annotations()}))
+
+
+def _changed(old: PodView, new: PodView, of: Iterable[str]) -> list[str]:
     before, after = old.annotations(), new.annotations()
-    return sorted(
-        key
-        for key in before.keys() | after.keys()
-        if keys.is_reserved(key) and before.get(key) != after.get(key)
-    )
+    return sorted(key for key in of if before.get(key) != after.get(key))
 
 
 def validate_update(
@@ -75,6 +93,16 @@ def validate_update(
             ),
         )
     label = keys.MANAGED_LABEL
+    is_ours = old.labels().get(label) == "true" or is_claimed(old) or is_claimed(new)
+    if is_ours and (changed := _changed(old, new, _SETTLED_AT_CREATION)):
+        return Verdict(
+            allowed=False,
+            concerns_us=True,
+            message=(
+                f"metadata.annotations[{changed[0]}]: the creation of the pod settles how it gets "
+                "its devices; leave it as it is (to change it, delete the pod and create it again)"
+            ),
+        )
     if old.labels().get(label) == "true" and new.labels().get(label) != "true":
         return Verdict(
             allowed=False,
@@ -110,7 +138,10 @@ def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Ca
     """Return the verdict on ephemeral containers: their limits are those of the pod's containers.
 
     A container that targets one with a share gets that container's limits and region mounted.
+    Where the node agent mounted those, with a claim, Kubernetes gives an ephemeral container
+    neither them nor a device; a warning says so.
     """
+    by_claim, new = is_claimed(new), restored(new)
     if not catalog.mentions(new):
         return Verdict()
     if error := bounds.excess(new, catalog.resource_names()):
@@ -121,6 +152,9 @@ def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Ca
     asking = {container.name for container in request.containers} if request else set()
     if problem := _ephemeral_problem(added, asking):
         return Verdict(allowed=False, concerns_us=True, message=problem)
+    if by_claim:
+        warnings = [_without_device(one) for one in added if one.target_container_name in asking]
+        return Verdict(warnings=tuple(warnings), concerns_us=bool(added))
     documents = list(pod["spec"].get("ephemeralContainers") or [])
     for position, document in enumerate(documents):
         target = document.get("targetContainerName")
@@ -136,6 +170,14 @@ def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Ca
     if not documents:
         changed = pod
     return Verdict(operations=tuple(diff(pod, changed)), concerns_us=bool(added))
+
+
+def _without_device(container: ContainerView) -> str:
+    return (
+        f"ephemeral container {container.name}: it sees no device, because "
+        f"{container.target_container_name} has its share by a claim, which ephemeral containers "
+        "cannot use"
+    )
 
 
 def _ephemeral_problem(added: list[ContainerView], asking: set[str]) -> str:

@@ -21,6 +21,7 @@ from hami_common.admission.review import (
     polite_warnings,
     short_message,
 )
+from hami_common.dra.podclaims import claim_name
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.decision import AdmissionRecord
 from hami_common.pods import annotations as keys
@@ -29,8 +30,13 @@ from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, error_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
-from hami_webhook.core.validate import validate_create, validate_ephemeral, validate_update
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, mutate
+from hami_webhook.core.validate import (
+    settled,
+    validate_create,
+    validate_ephemeral,
+    validate_update,
+)
 from hami_webhook.shell import review as wire
 from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.events import AdmissionEvents
@@ -80,26 +86,32 @@ class Admission:
         """Decide by ``policy`` from the next review on."""
         self._policy = policy
 
-    async def mutate(self, request: Request) -> Response:
-        """Answer a mutating webhook's call."""
-        return self._answer(request, mutating=True)
+    async def mutate(self, request: Request, *, namespace_mode: str = "") -> Response:
+        """Answer a mutating webhook's call.
+
+        ``namespace_mode``: allocation mode by the label of the namespaces that the API server sends
+        to this path.
+        """
+        return self._answer(request, mutating=True, namespace_mode=namespace_mode)
 
     async def validate(self, request: Request) -> Response:
         """Answer a validating webhook's call: the same rules, never a patch."""
         return self._answer(request, mutating=False)
 
-    def _answer(self, request: Request, *, mutating: bool) -> Response:
+    def _answer(self, request: Request, *, mutating: bool, namespace_mode: str = "") -> Response:
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         source, refusal = self._callers.identify(request)
         if refusal is not None:
             return refusal
         try:
-            return self._review(request.body, source, mutating=mutating)
+            return self._review(
+                request.body, source, mutating=mutating, namespace_mode=namespace_mode
+            )
         finally:
             self._callers.charge(source, time.process_time() - started_cpu_s)
             self._metrics.admission_seconds.observe(time.perf_counter() - started_s)
 
-    def _review(self, body: bytes, source: str, *, mutating: bool) -> Response:
+    def _review(self, body: bytes, source: str, *, mutating: bool, namespace_mode: str) -> Response:
         try:
             review = decode_review(body)
         except WireInvalid as error:
@@ -108,7 +120,9 @@ class Admission:
             return error_response(status=400, code="wire-invalid", message=str(error))
         route = route_of(review)
         try:
-            verdict = self._decide(review, route, source, mutating=mutating)
+            verdict = self._decide(
+                review, route, source, mutating=mutating, namespace_mode=namespace_mode
+            )
         except Exception as error:  # noqa: BLE001 - fail closed: this one request is denied
             _log.exception("admission failed", extra=_facts(review))
             verdict = Verdict(
@@ -123,7 +137,13 @@ class Admission:
         return Response(body=wire.encode_verdict(review.uid, verdict))
 
     def _decide(
-        self, review: ReviewRequest, route: Route, source: str, *, mutating: bool
+        self,
+        review: ReviewRequest,
+        route: Route,
+        source: str,
+        *,
+        mutating: bool,
+        namespace_mode: str,
     ) -> Verdict:
         if route == "other":
             return Verdict()
@@ -140,9 +160,14 @@ class Admission:
                 },
             ) as span:
                 traceparent = current_traceparent()
-                verdict = self._judge(review, route, view, traceparent=traceparent)
+                at = Circumstances(
+                    traceparent=traceparent,
+                    claim=claim_name(review.uid),
+                    namespace_mode=namespace_mode,
+                )
+                verdict = self._judge(review, route, view, at if mutating else settled(view, at))
                 if not mutating:
-                    verdict = validate_create(verdict) if route == "create" else verdict
+                    verdict = validate_create(verdict, view) if route == "create" else verdict
                 span.set_attribute("hami.admission.allowed", verdict.allowed)
                 if verdict.message:
                     span.set_attribute("hami.admission.message", verdict.message)
@@ -153,7 +178,7 @@ class Admission:
         return verdict if mutating else verdict.without_patch()
 
     def _judge(
-        self, review: ReviewRequest, route: Route, view: PodView, *, traceparent: str
+        self, review: ReviewRequest, route: Route, view: PodView, at: Circumstances
     ) -> Verdict:
         if route == "create":
             return mutate(
@@ -161,7 +186,7 @@ class Admission:
                 view,
                 catalog=self._catalog,
                 policy=self._policy,
-                traceparent=traceparent,
+                at=at,
             )
         old = wire.pod_view(review.old_object, field="request.oldObject")
         verdict = validate_update(

@@ -24,7 +24,7 @@ _object_decoder: msgspec.json.Decoder[_Object] = msgspec.json.Decoder(dict[str, 
 _list_decoder: msgspec.json.Decoder[list[_Object] | None] = msgspec.json.Decoder(
     list[dict[str, msgspec.Raw]] | None
 )
-_READ: Final = {"metadata": ("labels", "annotations"), "spec": ("schedulerName",)}
+_READ: Final = {"metadata": ("labels", "annotations"), "spec": ("schedulerName", "resourceClaims")}
 _READ_OF_CONTAINER: Final = ("name", "resources", "env", "volumeMounts", "targetContainerName")
 _CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
 
