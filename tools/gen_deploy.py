@@ -4,9 +4,10 @@
 In base: the webhook's configuration, the admission policies, and the list of managed resources in
 kube-scheduler's configuration, all for the default names of the vendors' catalog. In the component
 bind-admission: the webhook for Bindings, and the exception of the policy. In the component volcano:
-the first three with the names of that dialect. In the component volcano-extender: the managed
-resources in the configuration of Volcano's scheduler. For other names, render your own:
-``python -m hami_webhook --render-configuration``.
+the first three with the names of that dialect. In the component dra: the webhooks for namespaces
+with an allocation mode, and kube-scheduler's configuration without managed resources. In the
+component volcano-extender: the managed resources in the configuration of Volcano's scheduler. For
+other names, render your own: ``python -m hami_webhook --render-configuration``.
 
 python tools/gen_deploy.py            write the files
 python tools/gen_deploy.py --check    exit 1 when one differs
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "deploy" / "kustomize" / "base"
 BIND_ADMISSION = ROOT / "deploy" / "kustomize" / "components" / "bind-admission"
 VOLCANO = ROOT / "deploy" / "kustomize" / "components" / "volcano"
+DRA = ROOT / "deploy" / "kustomize" / "components" / "dra"
 VOLCANO_EXTENDER = ROOT / "deploy" / "kustomize" / "components" / "volcano-extender"
 CLIENT = Client(namespace="hami-system", service="hami-webhook")
 HEADER = """\
@@ -42,6 +44,8 @@ HEADER = """\
 """
 EXTENDED = re.compile(r"(?m)^          extender.managedResources:\n(?:            - .*\n)+")
 MANAGED = re.compile(r"(?m)^    managedResources:\n(?:      - .*\n)+")
+MANAGED_AND_WHY = re.compile(r"(?m)(?:^    #.*\n)+" + MANAGED.pattern.removeprefix("(?m)"))
+PROFILE = "  - schedulerName: hami-scheduler\n"
 
 
 def main() -> int:
@@ -79,6 +83,8 @@ def fresh() -> dict[Path, str]:
         scheduler: _managing(scheduler.read_text("utf-8"), catalog),
         VOLCANO / "names.yaml": HEADER + _yaml(_differences(catalog, with_volcano)),
         VOLCANO / "kube-scheduler.yaml": _managing(scheduler.read_text("utf-8"), with_volcano),
+        DRA / "webhook-configuration.yaml": HEADER + _yaml([_modes(catalog, with_volcano)]),
+        DRA / "kube-scheduler.yaml": _ignoring(scheduler.read_text("utf-8"), with_volcano),
         conf: _extending(conf.read_text("utf-8"), catalog),
     }
 
@@ -94,6 +100,41 @@ def _managing(text: str, catalog: Catalog) -> str:
         for name in sorted(catalog.resource_names())
     )
     return MANAGED.sub(f"    managedResources:\n{managed}", text)
+
+
+def _ignoring(text: str, catalog: Catalog) -> str:
+    """Return kube-scheduler's configuration that passes every pod of the profile to the extender.
+
+    A pod with claims alone has no resource by which kube-scheduler could select it.
+    """
+    ignored = "".join(f"            - {name}\n" for name in sorted(catalog.resource_names()))
+    amounts = "          # All resources of the enabled vendors; their amounts are the scheduler's to "
+    profile = (
+        f"{PROFILE}    pluginConfig:\n      - name: NodeResourcesFit\n        args:\n"
+        f"{amounts}count, not kube-scheduler's.\n          ignoredResources:\n{ignored}"
+    )
+    why = (
+        "    # No managedResources: pods that get their devices by claims name none of them, and are "
+        "the extender's too.\n"
+    )
+    return MANAGED_AND_WHY.sub(why, text).replace(PROFILE, profile)
+
+
+def _modes(catalog: Catalog, most: Catalog) -> dict[str, Any]:
+    """Return the patch by which labels of namespaces choose the allocation mode of their pods.
+
+    ``most``: the catalog with all dialects, so that the component volcano needs no other patch.
+    """
+    before = {one["name"]: one for one in _webhook(catalog)["webhooks"]}
+    document = mutating_webhook_configuration(most.resource_names(), CLIENT, with_modes=True)
+    webhooks = [
+        {"name": one["name"], "namespaceSelector": one["namespaceSelector"]}
+        if one["name"] in before
+        else one
+        for one in document["webhooks"]
+        if one["namespaceSelector"] != before.get(one["name"], {}).get("namespaceSelector")
+    ]
+    return {**document, "metadata": {"name": document["metadata"]["name"]}, "webhooks": webhooks}
 
 
 def _extending(text: str, catalog: Catalog) -> str:

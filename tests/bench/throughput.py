@@ -329,7 +329,7 @@ class Bench:
     async def _prepared(self, side: Side) -> Process:
         """Return the scheduler of a side, which has not been started."""
         url = self._cluster.url("scheduler") if side == "hami" else ""
-        await self._plane.add_scheduler(url, backoff_s=1.0)
+        await self._plane.add_scheduler(url, backoff_s=1.0, dra=False)
         self._cluster.processes[SCHEDULER] = kube = self._plane.processes[SCHEDULER]
         return kube
 

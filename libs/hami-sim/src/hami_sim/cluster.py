@@ -48,6 +48,7 @@ from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml, write_capabilities
 from hami_sim.kubelet.launcher import driver_programs
 from hami_sim.kubelet.settings import KubeletSettings
+from hami_sim.kubernetes import configuration
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
 from hami_sim.planes import PlaneName, answers, make_plane
@@ -59,6 +60,12 @@ START_S = 60.0
 NODE_MEMORY_MIB = 2 << 20
 """Memory that a simulated node reports: 2 TiB."""
 _POLL_S = 0.05
+_SERVES_CLAIMS = {
+    "scheduler": {"dra.enabled": "true"},
+    "nodeagent": {"dra.enabled": "true"},
+    "webhook": {"policy.dra_enabled": "true"},
+}
+"""Settings of the component ``dra``, by service."""
 CDI_DIRECTORIES = KubeletSettings().cdi_directories
 SYSTEM_NAMESPACE = namespaces.SYSTEM
 AGENTS_NAMESPACE = namespaces.AGENTS
@@ -110,6 +117,12 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     limiter: str = ""
     """The in-container library that holds containers to their shares; empty: nothing does."""
     taps: bool = False
+    dra: bool = False
+    """Component ``dra``: agents publish slices, the scheduler and the webhook serve claims, and
+    kube-scheduler sends every pod to the extender (Kubernetes 1.36.2 or newer). A pod is in
+    allocation mode ``dra`` by its annotation or its namespace's label ``hami.io/allocation-mode``;
+    ``settings["webhook"]["policy.allocation_mode"] = "dra"`` makes it the default.
+    """
     settings: Mapping[str, Mapping[str, str]] = {}
     """Further ``--set`` settings by service word.
 
@@ -251,6 +264,7 @@ class Cluster:
             "http_port": str(self.ports[name]),
             "grace_s": "5",
             **settings,
+            **(_SERVES_CLAIMS.get(service, {}) if self.spec.dra else {}),
             **self.spec.settings.get(service, {}),
         }
         arguments = [
@@ -272,6 +286,8 @@ class Cluster:
         await self.nats.start()
         self._token = self.plane.access().token
         self.timings_s["kubernetes_and_nats"] = anyio.current_time() - begun
+        if self.spec.dra:
+            await self._install_dra()
         await self._add_all()
         for process in self.processes.values():
             process.start()
@@ -284,6 +300,13 @@ class Cluster:
             await self._wait_for(partial(self._hears_agents, name), name)
         self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
         self.timings_s["cluster_ready"] = anyio.current_time() - begun
+
+    async def _install_dra(self) -> None:
+        """Create the roles and classes of the component ``dra``."""
+        for document in configuration.dra_objects():
+            kind = document["kind"].lower()
+            plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
+            await self.create(f"/apis/{document['apiVersion']}/{plural}", document)
 
     async def _add_all(self) -> None:
         keys = self.directory / "keys"
@@ -321,7 +344,7 @@ class Cluster:
         if self.spec.taps:
             extender_port = await self._make_tap("extender", extender_port)
         await self.plane.add_scheduler(
-            f"http://{HOST}:{extender_port}", backoff_s=self.spec.backoff_s
+            f"http://{HOST}:{extender_port}", backoff_s=self.spec.backoff_s, dra=self.spec.dra
         )
         self.processes.update(self.plane.processes)
         if not self.spec.nodes:
@@ -436,6 +459,7 @@ class Cluster:
             *(sys.executable, "-m", "hami_webhook", "--render-configuration"),
             *("--url", f"https://{HOST}:{self.ports['webhook-tls']}"),
             *("--ca-file", str(self.directory / "tls" / "ca.crt")),
+            *(("--with-modes",) if self.spec.dra else ()),
         ]
         rendered = await anyio.run_process(arguments)
         for document in yaml.safe_load_all(rendered.stdout):

@@ -90,8 +90,8 @@ class Plane(Protocol):
         """Kubeconfig for kubelets; ``{node}`` in the path stands for the node's name."""
         ...
 
-    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
-        """Set up kube-scheduler."""
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float, dra: bool) -> None:
+        """Set up kube-scheduler; with ``dra``, every pod meets the extender."""
         ...
 
     async def is_scheduler_ready(self) -> bool:
@@ -173,10 +173,10 @@ class SimulatedPlane:
         del nodes
         return str(self.kubeconfig)
 
-    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float, dra: bool) -> None:
         """Set up the simulated kube-scheduler."""
         arguments = ["--kubeconfig", str(self.kubeconfig), "--extender-url", extender_url]
-        arguments += ["--initial-backoff-s", f"{backoff_s:g}"]
+        arguments += ["--initial-backoff-s", f"{backoff_s:g}", *(["--dra"] if dra else [])]
         self._add(SCHEDULER, "hami_sim.kubescheduler", arguments)
 
     async def is_scheduler_ready(self) -> bool:
@@ -254,10 +254,10 @@ class RealPlane:
         node, path = next(iter(paths.items()))
         return str(path.with_name(path.name.replace(node, "{node}")))
 
-    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float, dra: bool) -> None:
         """Set up kube-scheduler under its account."""
         login = await self._control.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
-        self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s)
+        self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s, dra=dra)
         self._take_processes()
 
     def add_default_scheduler(self) -> Process:

@@ -28,6 +28,7 @@ from hami_common.admission import mounts
 from hami_common.admission.configuration import (
     bind_by,
     container_list,
+    is_claimed,
     is_managed,
     names_our_resources,
     names_resource,
@@ -37,6 +38,7 @@ from hami_common.admission.configuration import (
     text,
     words,
 )
+from hami_common.dra.podclaims import POD_CLAIM
 from hami_common.pods import annotations as keys
 from hami_common.pods import limits
 from hami_common.pods import mounts as paths
@@ -94,10 +96,12 @@ def admission_policies(
 def _is_ours(catalog: Catalog, scheduler_name: str) -> str:
     """CEL: a container names one of our resources, and HAMi gives the pod its devices.
 
-    The label is that of pods that the webhook has prepared for another scheduler.
+    The label is that of pods that the webhook has prepared for another scheduler. Of a pod that
+    gets its devices by a claim, the resources are in the annotation.
     """
-    claimed = f"({_goes_to(scheduler_name)} || {is_managed('object')})"
-    return f"{claimed} && {names_our_resources(catalog.resource_names())}"
+    given = f"({_goes_to(scheduler_name)} || {is_managed('object')})"
+    names = names_our_resources(catalog.resource_names())
+    return f"{given} && ({names} || {is_claimed('object')})"
 
 
 def _goes_to(scheduler_name: str) -> str:
@@ -132,11 +136,27 @@ def _allocation(writers: Iterable[str], binders: str) -> Document:
                 "annotations of HAMi's allocations are taken away by its scheduler alone: put them "
                 "back into metadata.annotations",
             ),
+            _validation(
+                _unchanged(keys.CLAIMED_RESOURCES),
+                f"annotation {keys.CLAIMED_RESOURCES} is settled by the creation of the pod: leave "
+                "it as it is in metadata.annotations",
+            ),
         ],
     )
     if binders:
         document["spec"]["matchConditions"].append(binders_exception(binders))
     return document
+
+
+def _unchanged(key: str) -> str:
+    """CEL: only the creation of a pod brings the annotation; updates and Bindings leave it alone."""
+    own = text(key)
+    return (
+        "(request.operation == 'CREATE' && request.kind.kind == 'Pod') || "
+        f"({own} in variables.new ? "
+        f"{own} in variables.old && variables.old[{own}] == variables.new[{own}] : "
+        f"!({own} in variables.old))"
+    )
 
 
 def _environment(catalog: Catalog) -> Document:
@@ -184,6 +204,7 @@ def _asks_of(container: str, catalog: Catalog, vendor: str) -> str:
 def _opt_out(catalog: Catalog, scheduler_name: str) -> Document:
     labels = "object.metadata.labels"
     names = names_resource("c", catalog.resource_names())
+    asks = f"(variables.containers.exists(c, {names}) || {is_claimed('object')})"
     is_labelled = (
         f"has({labels}) && '{keys.WEBHOOK_LABEL}' in {labels} && "
         f"{labels}['{keys.WEBHOOK_LABEL}'] == '{keys.WEBHOOK_IGNORE}'"
@@ -195,7 +216,7 @@ def _opt_out(catalog: Catalog, scheduler_name: str) -> Document:
         variables=[("containers", container_list())],
         validations=[
             _validation(
-                f"!{_goes_to(scheduler_name)} && !variables.containers.exists(c, {names})",
+                f"!{_goes_to(scheduler_name)} && !{asks}",
                 f"a pod with the label {keys.WEBHOOK_LABEL}={keys.WEBHOOK_IGNORE} asks for devices "
                 "or for HAMi's scheduler: take the label off; a namespace may be exempt, by the "
                 "same label on it",
@@ -219,7 +240,7 @@ def _size(ours: str) -> Document:
 
 def _limiter(catalog: Catalog, ours: str) -> Document:
     """Return the policy of the rules in ``mounts`` and ``visibility`` that CEL can express."""
-    names_ours = names_resource("c", catalog.resource_names())
+    names_ours = f"({names_resource('c', catalog.resource_names())}) || {_uses_claim('c')}"
     asking = f"({container_list()}).filter(c, {names_ours}).map(c, c.name)"
     owner = "(has(c.targetContainerName) ? c.targetContainerName : c.name)"
     return _policy(
@@ -241,7 +262,7 @@ def _limiter(catalog: Catalog, ours: str) -> Document:
                 "webhook does: leave the mount out, or give a volume of yours another name",
             ),
             _validation(
-                f"request.operation == 'UPDATE' || {_own_volumes()}",
+                f"request.operation == 'UPDATE' || ({_own_volumes()})",
                 f"a volume is named {mounts.LIMITS_PREFIX}… or {mounts.REGION_PREFIX}… and is none "
                 "that HAMi's webhook adds: give it another name",
             ),
@@ -251,6 +272,15 @@ def _limiter(catalog: Catalog, ours: str) -> Document:
                 "with valueFrom, or give envFrom a prefix",
             ),
         ],
+    )
+
+
+def _uses_claim(container: str) -> str:
+    """CEL: the container uses the claim for the pod's resource limits."""
+    claims = f"{container}.resources.claims"
+    return (
+        f"(has({container}.resources) && has({claims}) && "
+        f"{claims}.exists(u, u.name == {text(POD_CLAIM)}))"
     )
 
 
@@ -311,6 +341,7 @@ def _own_volumes() -> str:
     """CEL: volumes with names of ours equal those that the webhook adds.
 
     The name of the volume of a container with a long name is cut, so the two are not compared then.
+    To a pod that gets its devices by a claim the webhook adds none: they would hide the agent's.
     """
     before, after = "metadata.annotations['", keys.limits("") + "']"
     item = "v.downwardAPI.items[0]"
@@ -325,9 +356,12 @@ def _own_volumes() -> str:
         f"{path} == {text(before)} + {container} + {text(after)})"
     )
     return (
-        "!has(object.spec.volumes) || object.spec.volumes.all(v, "
+        f"(!{is_claimed('object')} || !has(object.spec.volumes) || object.spec.volumes.all(v, "
+        f"!v.name.startsWith('{mounts.LIMITS_PREFIX}') && "
+        f"!v.name.startsWith('{mounts.REGION_PREFIX}'))) && "
+        "(!has(object.spec.volumes) || object.spec.volumes.all(v, "
         f"(!v.name.startsWith('{mounts.LIMITS_PREFIX}') || ({is_limits})) && "
-        f"(!v.name.startsWith('{mounts.REGION_PREFIX}') || has(v.emptyDir)))"
+        f"(!v.name.startsWith('{mounts.REGION_PREFIX}') || has(v.emptyDir))))"
     )
 
 

@@ -13,6 +13,9 @@ import yaml
 
 Document = dict[str, Any]
 SHIPPED: Final = Path("deploy") / "kustomize" / "base"
+DRA: Final = Path("..") / "components" / "dra"
+"""The component of Dynamic Resource Allocation, from ``SHIPPED``."""
+_POLICY: Final = "ValidatingAdmissionPolicy"
 
 AUDIT_POLICY: Final[Document] = {
     "apiVersion": "audit.k8s.io/v1",
@@ -56,15 +59,32 @@ def shipped(name: str) -> list[Document]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
+def dra_objects() -> list[Document]:
+    """Roles and classes of the component of Dynamic Resource Allocation.
+
+    Without its policies: they bind an agent to the node of its pod, and agents of a test have none.
+    """
+    (component,) = shipped(str(DRA / "kustomization.yaml"))
+    return [
+        document
+        for file in component["resources"]
+        for document in shipped(str(DRA / file))
+        if not document["kind"].startswith(_POLICY)
+    ]
+
+
 def scheduler_configuration(
-    kubeconfig: Path, *, extender_url: str = "", backoff_s: float = 1.0
+    kubeconfig: Path, *, extender_url: str = "", backoff_s: float = 1.0, dra: bool = False
 ) -> Document:
     """Return the shipped configuration, adapted to a single kube-scheduler.
+
+    ``dra``: that of the component of Dynamic Resource Allocation, which sends every pod to the
+    extender.
 
     It schedules pods of other scheduler names too, because it is the only kube-scheduler. Without
     ``extender_url`` it has no extender. Kubernetes takes whole seconds from 1 for ``backoff_s``.
     """
-    (document,) = shipped("kube-scheduler.yaml")
+    (document,) = shipped(str(DRA / "kube-scheduler.yaml") if dra else "kube-scheduler.yaml")
     document["profiles"].append({"schedulerName": "default-scheduler"})
     initial_s = max(1, math.ceil(backoff_s))
     document["leaderElection"] = {"leaderElect": False}

@@ -240,12 +240,20 @@ class ControlPlane:
         )
 
     def add_scheduler(
-        self, kubeconfig: Path, *, extender_url: str = "", backoff_s: float = 1.0
+        self,
+        kubeconfig: Path,
+        *,
+        extender_url: str = "",
+        backoff_s: float = 1.0,
+        dra: bool = False,
     ) -> Process:
-        """Set up kube-scheduler, under the login given; the caller starts it."""
+        """Set up kube-scheduler, under the login given; the caller starts it.
+
+        ``dra``: with the configuration of the component of that name.
+        """
         path = self.directory / "kube-scheduler.yaml"
         document = configuration.scheduler_configuration(
-            kubeconfig, extender_url=extender_url, backoff_s=backoff_s
+            kubeconfig, extender_url=extender_url, backoff_s=backoff_s, dra=dra
         )
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return self._add_scheduler(kubeconfig, f"--config={path}")

@@ -34,6 +34,9 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         help="a resource the extender manages alone; default: all of ours",
     )
+    parser.add_argument(
+        "--dra", action="store_true", help="send every pod to the extender, as in component dra"
+    )
     parser.add_argument("--initial-backoff-s", type=float, default=1.0)
     parser.add_argument("--max-backoff-s", type=float, default=2.0)
     return parser.parse_args()
@@ -50,6 +53,7 @@ def _settings(arguments: argparse.Namespace) -> list[SchedulerSettings]:
             resources=tuple(arguments.managed_resource) or OUR_RESOURCES,
             initial_backoff_s=arguments.initial_backoff_s,
             max_backoff_s=arguments.max_backoff_s,
+            dra=arguments.dra,
         )
         schedulers.append(replace(ours, profiles=(HAMI_PROFILE,)))
     if not any(DEFAULT_PROFILE in one.profiles for one in schedulers):

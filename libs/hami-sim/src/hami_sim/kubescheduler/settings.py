@@ -52,6 +52,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Pods whose schedulerName is not listed are left alone."""
     extenders: tuple[ExtenderSettings, ...] = ()
     """Extenders belong to the process; pods reach them by what they request, not by profile."""
+    ignored: tuple[str, ...] = ()
+    """Resources that NodeResourcesFit does not check (``ignoredResources``)."""
     initial_backoff_s: float = 1.0
     max_backoff_s: float = 2.0
     unschedulable_flush_s: float = 300.0
@@ -69,17 +71,24 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         initial_backoff_s: float = 1.0,
         max_backoff_s: float = 2.0,
         timeout_s: float = 30.0,
+        dra: bool = False,
     ) -> Self:
-        """Build the usual set-up: one extender that manages the named resources alone."""
+        """Build the usual set-up: one extender that manages the named resources alone.
+
+        ``dra``: as in the component of that name, every pod meets the extender, and kube-scheduler
+        ignores the resources by NodeResourcesFit.
+        """
+        managed = () if dra else resources
         extender = ExtenderSettings(
             url=url,
             managed=tuple(
-                ManagedResource(name=name, ignored_by_scheduler=True) for name in resources
+                ManagedResource(name=name, ignored_by_scheduler=True) for name in managed
             ),
             timeout_s=timeout_s,
         )
         return cls(
             extenders=(extender,),
+            ignored=resources if dra else (),
             initial_backoff_s=initial_backoff_s,
             max_backoff_s=max_backoff_s,
         )
@@ -87,7 +96,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ignored_resources(self) -> frozenset[str]:
         """List the resources whose amounts only an extender counts."""
-        return frozenset(
+        return frozenset(self.ignored) | frozenset(
             resource.name
             for extender in self.extenders
             for resource in extender.managed
@@ -121,17 +130,26 @@ def _extender(raw: Obj) -> ExtenderSettings:
     )
 
 
+def _ignored(profile: Obj) -> tuple[str, ...]:
+    """Return the resources that a profile's NodeResourcesFit ignores."""
+    return tuple(
+        name
+        for plugin in profile.get("pluginConfig") or ()
+        if plugin["name"] == "NodeResourcesFit"
+        for name in plugin["args"].get("ignoredResources") or ()
+    )
+
+
 def load(path: Path) -> SchedulerSettings:
     """Read a KubeSchedulerConfiguration; fields that this simulation does not know are skipped."""
     raw = msgspec.yaml.decode(path.read_bytes())
     if not isinstance(raw, dict) or raw.get("kind") != "KubeSchedulerConfiguration":
         msg = f"{path}: not a KubeSchedulerConfiguration"
         raise ValueError(msg)
-    names = [
-        profile.get("schedulerName", DEFAULT_PROFILE) for profile in raw.get("profiles") or [{}]
-    ]
+    profiles = raw.get("profiles") or [{}]
     return SchedulerSettings(
-        profiles=tuple(names),
+        profiles=tuple(one.get("schedulerName", DEFAULT_PROFILE) for one in profiles),
+        ignored=tuple(name for one in profiles for name in _ignored(one)),
         extenders=tuple(_extender(item) for item in raw.get("extenders") or ()),
         initial_backoff_s=float(raw.get("podInitialBackoffSeconds", 1)),
         max_backoff_s=float(raw.get("podMaxBackoffSeconds", 10)),

@@ -35,6 +35,11 @@ def render(argv: Sequence[str]) -> str:
     parser.add_argument("--port", type=int, default=443, help="port of the Service")
     parser.add_argument("--ca-file", type=Path, help="PEM bundle that signed the certificate")
     parser.add_argument("--name", default="hami-webhook", help="name of the object")
+    parser.add_argument(
+        "--with-modes",
+        action="store_true",
+        help="let a label of a namespace choose the allocation mode of its pods",
+    )
     parser.add_argument("--timeout-s", type=int, default=10, help="1 to 30")
     flags, rest = parser.parse_known_args(argv)
     settings = load(Settings, service="webhook", argv=rest).settings
@@ -43,6 +48,7 @@ def render(argv: Sequence[str]) -> str:
         _client(flags),
         name=flags.name,
         timeout_s=flags.timeout_s,
+        with_modes=flags.with_modes,
     )
     return msgspec.yaml.encode(document).decode()
 
@@ -54,8 +60,14 @@ def _client(flags: argparse.Namespace) -> Client:
             raise SettingsInvalid(
                 field="--url", problem=f"{flags.url!r} is not https", fix="write https://…/mutate"
             )
-        has_path = bool(urlsplit(flags.url).path.strip("/"))
-        url = flags.url if has_path else f"{flags.url.rstrip('/')}{Client().path}"
+        path = urlsplit(flags.url).path.rstrip("/")
+        if flags.with_modes and path not in ("", Client().path):
+            raise SettingsInvalid(
+                field="--url",
+                problem=f"with --with-modes the path {path} has no meaning",
+                fix="leave it out",
+            )
+        url = flags.url if path else f"{flags.url.rstrip('/')}{Client().path}"
         return Client(url=url, ca_bundle=ca_bundle)
     namespace, separator, service = flags.service.partition("/")
     if not (namespace and separator and service):
