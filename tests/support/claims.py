@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceClaims with allocations of our driver, as kube-scheduler stores them."""
+"""ResourceClaims with allocations of our driver, as kube-scheduler stores them, and their pods."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 from hami_common.dra.names import DRIVER, device_name, pool_name
+from hami_common.dra.podclaims import POD_CLAIM, encode_resources, requests_of, uses_of
+from hami_common.events.codec import decode, encode
+from hami_common.pods import annotations, limits
+from hami_common.pods.podview import PodView
+from hami_common.vendors.catalog import Catalog
 
 Obj = dict[str, Any]
 API = "/apis/resource.k8s.io/v1"
@@ -56,3 +62,34 @@ def claim(
         "spec": {"devices": {"requests": [{"name": "gpu"}]}},
         "status": status,
     }
+
+
+def by_claim(pod: Obj, name: str = "") -> Obj:
+    """Return the document of an admitted pod as the webhook leaves it in allocation mode ``dra``.
+
+    ``name``: of the claim.
+    """
+    request = Catalog.from_settings().parse_pod(decode(encode(pod), PodView, what="pod"))
+    assert request is not None
+    pod = copy.deepcopy(pod)
+    requests, moved = requests_of(request), {}
+    for container in (*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]):
+        uses = uses_of(requests, container["name"])
+        mounts = container.get("volumeMounts") or []
+        container["volumeMounts"] = [m for m in mounts if m["mountPath"] != limits.DIRECTORY]
+        if not uses:
+            continue
+        resources = container["resources"]
+        ours = {key for key in resources["limits"] if "/" in key}
+        moved[container["name"]] = {key: resources["limits"][key] for key in ours}
+        resources["limits"] = {k: v for k, v in resources["limits"].items() if k not in ours}
+        resources["requests"] = {
+            k: v for k, v in resources.get("requests", {}).items() if k not in ours
+        }
+        resources["claims"] = [{"name": one.name, "request": one.request} for one in uses]
+    pod["metadata"].setdefault("annotations", {})[annotations.CLAIMED_RESOURCES] = encode_resources(
+        moved
+    )
+    entry = {"name": POD_CLAIM, "resourceClaimName": name or f"hami-{pod['metadata']['name']}"}
+    pod["spec"]["resourceClaims"] = [entry]
+    return pod

@@ -54,6 +54,7 @@ from hami_scheduler.shell.bindadmission import BindAdmission
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.bindingreports import BindingReports
 from hami_scheduler.shell.claimapi import ClaimApi
+from hami_scheduler.shell.claimkeeper import ClaimKeeper
 from hami_scheduler.shell.claims import Claims
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
@@ -74,6 +75,7 @@ from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
 from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.podapi import PodApi
+from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.provisioning import Provisioning
 from hami_scheduler.shell.quota import QuotaKeeper, register
@@ -408,15 +410,29 @@ class Scheduler:
         pods = PodApi(
             world.kube, state=state, reader=self._reader, settings=settings, tracing=tracing
         )
-        settling = Settling(
+        claims = PodClaims(
+            api=ClaimApi(world.kube, settings=settings),
             state=state,
             ledger=ledger,
             pods=pods,
-            claims=ClaimApi(world.kube, settings=settings),
-            settings=settings,
+            metrics=self.metrics,
+            tracing=tracing,
         )
+        settling = Settling(state=state, ledger=ledger, pods=pods, claims=claims, settings=settings)
         return Effects(
-            ledger=ledger, pods=pods, settling=settling, confirmations=self.confirmations
+            ledger=ledger,
+            pods=pods,
+            claims=claims,
+            keeper=ClaimKeeper(
+                state=state,
+                claims=claims,
+                kube=world.kube,
+                settings=settings,
+                metrics=self.metrics,
+                writer=writer,
+            ),
+            settling=settling,
+            confirmations=self.confirmations,
         )
 
     def use(self, settings: Settings) -> None:
@@ -444,6 +460,7 @@ class Scheduler:
             "placement for Kueue": self.placement.work,
             "provisioning requests": self.provisioning.work,
             "claims": self.claims.work,
+            "claims of pods": self._effects.keeper.work,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,

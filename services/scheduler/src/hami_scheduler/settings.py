@@ -45,10 +45,18 @@ class BindAdmissionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices of ResourceClaims (Dynamic Resource Allocation), see ADR 0038."""
+    """Devices of ResourceClaims (Dynamic Resource Allocation), see ADR 0038 and ADR 0039."""
 
     enabled: bool = False
-    """Book the devices that kube-scheduler allocates to ResourceClaims."""
+    """Book the devices that kube-scheduler allocates to ResourceClaims, and keep the claims of pods
+    in allocation mode ``dra``.
+    """
+    namespace: str = "hami-system"
+    """Namespace of the Lease by which the replica is elected that keeps the claims of pods."""
+    lease_name: str = "hami-claims"
+    """Name of that Lease."""
+    leader_lease_s: float = 15.0
+    """Time after which another replica takes over from one that stopped."""
     discovery_s: float = 10.0
     """Pause before claims are followed again when the API server does not have or deny them."""
     unprepare_wait_s: float = 60.0

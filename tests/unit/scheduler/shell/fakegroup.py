@@ -43,26 +43,6 @@ class FakeGroup(FakeKube):
             return json.dumps({"resources": [{"name": kind} for kind in self._kinds]}).encode()
         return await super().get(path)
 
-    async def create(self, path: str, body: bytes) -> bytes:
-        if path.endswith("/leases"):
-            await anyio.lowlevel.checkpoint()
-            document = json.loads(body)
-            whole = f"{path}/{document['metadata']['name']}"
-            if whole in self.objects:
-                raise Conflict(what=whole, detail="exists")
-            return json.dumps(self.put(whole, document)).encode()
-        return await super().create(path, body)
-
-    async def replace(self, path: str, body: bytes) -> bytes:
-        if "/leases/" in path:
-            await anyio.lowlevel.checkpoint()
-            document = json.loads(body)
-            version = self._known(path)["metadata"]["resourceVersion"]
-            if document["metadata"].get("resourceVersion") != version:
-                raise Conflict(what=path, detail="modified")
-            return json.dumps(self.put(path, document)).encode()
-        return await super().replace(path, body)
-
     async def patch(
         self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
     ) -> bytes:

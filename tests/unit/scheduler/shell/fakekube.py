@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes API in memory, as far as the scheduler uses it: pods, bindings, patches, watch.
+"""A Kubernetes API in memory, as far as the scheduler uses it: pods, bindings, claims, watch.
 
 Bindings obey the rules of the real server (registry/core/pod/storage, v1.34): uid and
 resourceVersion are preconditions, an assigned or a deleting pod is never assigned again, and
-annotations are merged in the transaction that assigns. Knows nothing of the scheduler.
+annotations are merged in the transaction that assigns. Leases and ResourceClaims have versions; an
+allocation is never changed, and cleared only together with its consumers (``resource.k8s.io/v1``,
+1.37). Knows nothing of the scheduler.
 """
 
 import copy
@@ -20,6 +22,8 @@ from hami_common.errors import Conflict, Denied, NotFound, Unavailable
 from hami_common.ports import WatchEvent
 
 Obj = dict[str, Any]
+STORED = ("leases", "resourceclaims")
+"""Kinds that the scheduler creates."""
 
 
 class FakeKube:
@@ -112,6 +116,13 @@ class FakeKube:
             return b"{}"
         if path.endswith("/eviction"):
             return self.evict(path.removesuffix("/eviction"), json.loads(body))
+        if path.rsplit("/", 1)[1] in STORED:
+            document = json.loads(body)
+            whole = f"{path}/{document['metadata']['name']}"
+            if whole in self.objects:
+                raise Conflict(what=whole, detail="already exists")
+            document["metadata"].setdefault("uid", f"uid-{self.revision}")
+            return json.dumps(self.put(whole, document)).encode()
         assert path.endswith("/binding"), path
         return self.bind(path.removesuffix("/binding"), json.loads(body))
 
@@ -152,6 +163,7 @@ class FakeKube:
     ) -> bytes:
         await anyio.lowlevel.checkpoint()
         assert content_type == "application/merge-patch+json"
+        is_status = path.endswith("/status")
         path, changes = path.removesuffix("/status"), json.loads(body)
         if path.startswith("/api/v1/nodes/"):
             self.node_touches.append(path.rsplit("/", 1)[1])
@@ -163,14 +175,26 @@ class FakeKube:
         if uid and uid != old["metadata"]["uid"]:
             detail = f'metadata.uid: Invalid value: "{uid}": field is immutable'
             raise Denied(peer="fake API", detail=detail, status=422)
+        version = changes.get("metadata", {}).get("resourceVersion")
+        if version and version != old["metadata"]["resourceVersion"]:
+            raise Conflict(what=path, detail="the object has been modified")
         new = copy.deepcopy(old)
         _merge(new, changes)
+        if is_status and "/resourceclaims/" in path:
+            _require_claim_status(old.get("status") or {}, new.get("status") or {})
         if new != old:
             self._store(path, new, "MODIFIED")
         return json.dumps(self._known(path)).encode()
 
     async def replace(self, path: str, body: bytes) -> bytes:
-        raise Denied(peer="fake API", detail=f"nobody replaces {path}", status=405)
+        if "/leases/" not in path:
+            raise Denied(peer="fake API", detail=f"nobody replaces {path}", status=405)
+        await anyio.lowlevel.checkpoint()
+        document = json.loads(body)
+        version = self._known(path)["metadata"]["resourceVersion"]
+        if document["metadata"].get("resourceVersion") != version:
+            raise Conflict(what=path, detail="modified")
+        return json.dumps(self.put(path, document)).encode()
 
     async def delete(self, path: str, *, body: bytes = b"") -> None:
         await anyio.lowlevel.checkpoint()
@@ -238,6 +262,18 @@ class FakeKube:
         return WatchEvent(
             type=told, raw=json.dumps(obj).encode(), resource_version=str(self.revision)
         )
+
+
+def _require_claim_status(old: Obj, new: Obj) -> None:
+    """Refuse what the API server refuses of a claim's status."""
+    before, after = old.get("allocation"), new.get("allocation")
+    problem = ""
+    if before and after and before != after:
+        problem = "status.allocation: Invalid value: field is immutable"
+    elif new.get("reservedFor") and not after:
+        problem = "status.reservedFor: Forbidden: may not be specified when not allocated"
+    if problem:
+        raise Denied(peer="fake API", detail=problem, status=422)
 
 
 def _selector(text: str) -> tuple[str, ...] | None:

@@ -16,7 +16,14 @@ from msgspec import Struct
 
 from hami_common.apipath import api_path, is_subdomain
 from hami_common.bounds import RUNTIME_MOST_S, UID_MOST
-from hami_common.dra.podclaims import as_claimed, claim_of, is_claimed, restored
+from hami_common.dra.podclaims import (
+    ShareRequest,
+    as_claimed,
+    claim_of,
+    is_claimed,
+    requests_of,
+    restored,
+)
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.allocation import Account, purpose_of
 from hami_common.model.request import PlacementPolicy, PodRequest
@@ -93,6 +100,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
     claim: str = ""
     """ResourceClaim through which the pod gets its devices, see ``claim_of``."""
+    claim_requests: tuple[ShareRequest, ...] = ()
+    """Requests of that claim."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
@@ -216,11 +225,17 @@ class PodReader:
 
         ``RequestInvalid``: the request cannot be met as written, or the pod bypassed admission.
         """
+        return self._requests_of(pod)[0]
+
+    def _requests_of(self, pod: PodView) -> tuple[PodRequest | None, tuple[ShareRequest, ...]]:
+        """Return the pod's request, and the requests of its claim if it has one."""
         request = self._catalog.parse_pod(restored(pod), defaults=self._policy)
         if request is None:
-            return None
+            return None, ()
         require_admitted(pod, request)
-        return as_claimed(request, claim=claim_of(pod)) if is_claimed(pod) else request
+        if not is_claimed(pod):
+            return request, ()
+        return as_claimed(request, claim=claim_of(pod)), requests_of(request)
 
     def template_request(self, pod: PodView) -> PodRequest | None:
         """Return the request of a pod that is not created yet; as ``request_of``."""
@@ -234,6 +249,15 @@ class PodReader:
             asking = pod
         return account_of(asking, self._count_resources)
 
+    def _claim_requests(self, pod: PodView, known: PodFacts | None) -> tuple[ShareRequest, ...]:
+        """Return the requests of the claim of a bound pod; none if they cannot be read."""
+        if known is not None and known.claim_requests and known.claim == claim_of(pod):
+            return known.claim_requests
+        try:
+            return self._requests_of(pod)[1]
+        except RequestInvalid:
+            return ()
+
     def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
         """Return the facts of this version.
 
@@ -244,12 +268,13 @@ class PodReader:
         annotation = pod.annotations().get(keys.ALLOCATION, "")
         digest = blake2b(annotation.encode(), digest_size=16).digest() if annotation else b""
         request: PodRequest | None = None
+        claim_requests: tuple[ShareRequest, ...] = ()
         problem = ""
         signed: SignedPlacement | None = None
         mistrust = ""
         if not node:
             try:
-                request = self.request_of(pod)
+                request, claim_requests = self._requests_of(pod)
             except RequestInvalid as error:
                 problem = str(error)
         elif (
@@ -263,6 +288,8 @@ class PodReader:
                 signed = self._verified(annotation, pod_uid=metadata.uid, node=node)
             except WireInvalid as error:
                 mistrust = str(error)
+        if node and is_claimed(pod):
+            claim_requests = self._claim_requests(pod, known)
         return PodFacts(
             uid=metadata.uid,
             namespace=metadata.namespace or "default",
@@ -289,6 +316,7 @@ class PodReader:
             account=self.account_of(pod),
             hold=hold_of(pod),
             claim=claim_of(pod),
+            claim_requests=claim_requests,
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
         )
 

@@ -5,8 +5,9 @@
 what the Binding must carry, and the API server commits (ADR 0029).
 
 Sequence (design D3, D4): read the pod and its resourceVersion → pick devices and append ``reserve``
-on the node's fence → post the Binding with uid, resourceVersion and the signed allocation → report
-the state. Each step may fail or be interrupted, and each failure ends in one of three ways:
+on the node's fence → make the pod's ResourceClaim, if it has one, equal to the record → post the
+Binding with uid, resourceVersion and the signed allocation → report the state. Each step may fail
+or be interrupted, and each failure ends in one of three ways:
 
 - The pod is bound and the share is allocated.
 - The pod is not bound, we can never bind it with this attempt any more, and the share is released.
@@ -34,6 +35,7 @@ from hami_common.pods.signing import Signer
 from hami_core.ledger import binding
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
+from hami_core.ledger.podclaim import on_published
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.repair import Restore
 from hami_core.ledger.stimuli import Append, BindPlanned, HoldPlanned, Reuse, TakePlanned
@@ -46,6 +48,7 @@ from hami_scheduler.shell.extender_wire import BindArgs
 from hami_scheduler.shell.holds import Holds
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.podclaims import Unsettled
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
@@ -188,11 +191,31 @@ class Binder:
             raise Refused(outcome="invalid", text=pod.problem)
         if pod.request is None:
             return await self._commit_plain(pod, args.node)
-        reserved = await self._reserve_within_quota(pod, args.node, traceparent)
-        bound = reserved if isinstance(reserved, Bound) else await self._commit(reserved)
+        try:
+            reserved = await self._reserve_within_quota(pod, args.node, traceparent)
+            bound = reserved if isinstance(reserved, Bound) else await self._commit(reserved)
+        except HamiError:
+            if pod.claim:
+                await self._clear_claim(pod)
+            raise
         if bound.holding is not None:
             self._effects.confirmations.add(bound.holding)
         return bound
+
+    async def _clear_claim(self, pod: PodFacts) -> None:
+        """Take back what kube-scheduler allocated for a refused bind: it pins the pod to the node.
+
+        Left to the follower of the claims when the API server or the bus cannot answer.
+        """
+        try:
+            await self._effects.claims.clear(
+                namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=pod.claim
+            )
+        except HamiError as error:
+            _log.warning(
+                "claim allocation not cleared",
+                extra={"namespace": pod.namespace, "pod": pod.name, "problem": str(error)},
+            )
 
     async def _admit(
         self, args: BindArgs, *, resource_version: str, is_dry_run: bool, traceparent: str
@@ -456,6 +479,9 @@ class Binder:
     ) -> Append | Reuse | NodeRefusal:
         """Plan the pod's devices on the node in its present state."""
         core, now_s = self._state.core, self._state.clock.now_s()
+        request = on_published(
+            request, (one for some in core.inventory.of_node(node) for one in some.devices)
+        )
         if hold is not None:
             return core.answer(
                 HoldPlanned(
@@ -564,6 +590,15 @@ class Binder:
 
     async def _commit(self, attempt: "_Attempt") -> Bound:
         """Post the Binding; retry while only the pod's version caused the refusal."""
+        record = attempt.holding.record
+        if record.claim:
+            try:
+                await self._effects.claims.settle(record)
+            except Unsettled as error:
+                return await self._give_up(attempt, outcome=error.outcome, text=str(error))
+            except (Denied, Unavailable) as error:
+                cause = "denied" if isinstance(error, Denied) else "unavailable"
+                return await self._give_up(attempt, outcome=cause, text=str(error))
         for _ in range(self._settings.binding_tries):
             holding = attempt.holding
             annotations = self._annotations(holding)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceClaims at the API server: reads them, each call bounded in time. Seconds throughout."""
+"""ResourceClaims at the API server: reads and writes them, each call bounded in time.
+
+Seconds throughout.
+"""
 
 import msgspec
 
@@ -9,6 +12,7 @@ from hami_common.dra.names import GROUP, VERSION
 from hami_common.errors import NotFound
 from hami_common.events.codec import decode
 from hami_common.ports import KubeApi
+from hami_core.ledger.podclaim import StoredClaim
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.podapi import LIST_TIMEOUTS
@@ -24,19 +28,36 @@ class ClaimApi:
     """Calls to the API server about claims."""
 
     def __init__(self, kube: KubeApi, *, settings: Settings) -> None:
-        """Read claims with ``kube``."""
+        """Read and write claims with ``kube``."""
         self._kube = kube
         self._settings = settings
 
     async def get(self, namespace: str, name: str) -> ResourceClaim | None:
         """Return the claim as the API server has it now, ``None`` when it does not exist."""
-        path = api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", name)
+        stored = await self.read(namespace, name)
+        return None if stored is None else stored.claim
+
+    async def read(self, namespace: str, name: str) -> StoredClaim | None:
+        """Return as ``get``, with what a write must keep."""
         with answer_within(self._settings.api_timeout_s, peer="API server"):
             try:
-                raw = await self._kube.get(path)
+                raw = await self._kube.get(_path(namespace, name))
             except NotFound:
                 return None
-        return read_claim(raw)
+        return StoredClaim.of(raw)
+
+    async def create(self, namespace: str, document: bytes) -> StoredClaim:
+        """Create a claim. ``Conflict``: one of this name exists."""
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            return StoredClaim.of(await self._kube.create(_path(namespace), document))
+
+    async def patch(
+        self, claim: ResourceClaim, document: bytes, *, subresource: str = ""
+    ) -> StoredClaim:
+        """Merge ``document`` into the claim; ``Conflict`` unless it is still this version."""
+        path = _path(claim.namespace, claim.metadata.name, *([subresource] if subresource else ()))
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            return StoredClaim.of(await self._kube.patch(path, document))
 
     async def list_all(self) -> list[msgspec.Raw]:
         """Return all claims as documents; none where the cluster has no such kind."""
@@ -46,6 +67,10 @@ class ClaimApi:
             except NotFound:
                 return []
         return [item for page in pages for item in decode(page, _List, what="claims").items or ()]
+
+
+def _path(namespace: str, *names: str) -> str:
+    return api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", *names)
 
 
 def read_claim(raw: bytes | msgspec.Raw) -> ResourceClaim:

@@ -29,11 +29,12 @@ from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_common.runtime.quarantine import Attempt
 from hami_core.ledger.holding import Holding
+from hami_core.ledger.podclaim import owner_of
 from hami_core.ledger.stimuli import Append, ClaimPlanned
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
 from hami_scheduler.shell.bounded import until_set
-from hami_scheduler.shell.claimapi import CLAIMS, ClaimApi, read_claim
+from hami_scheduler.shell.claimapi import CLAIMS, read_claim
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.isolation import CLAIM
@@ -66,7 +67,8 @@ class Claims:
         self._state = state
         self._binder = binder
         self._effects = effects
-        self._api = ClaimApi(kube, settings=settings)
+        self._keeper = effects.keeper
+        self._api = effects.claims.api
         self._kube = kube
         self._decisions = decisions
         self._options = settings.dra
@@ -119,6 +121,7 @@ class Claims:
                         for uid in self._claims.keys() - listed:
                             self._forget(uid)
                             self._dirty.add(uid)
+                        self._keeper.keep_claims(listed)
                     listed, self._is_synced, self._is_complaining = None, True, False
                 else:
                     name = bare_pod(event.raw)
@@ -139,6 +142,7 @@ class Claims:
     def _take(self, event: WatchEvent, uid: str) -> None:
         if event.type == "DELETED":
             self._forget(uid)
+            self._keeper.forget_claim(uid)
             self._state.quarantine.forget(CLAIM, uid)
             return
         try:
@@ -146,7 +150,10 @@ class Claims:
         except HamiError:
             self._metrics.undecodable.labels(source="claims").inc()
             raise
-        if allocation_id := claim.allocation_id():
+        if pod_uid := owner_of(claim):
+            self._forget(uid)
+            self._keeper.see_claim(claim, pod_uid)
+        elif allocation_id := claim.allocation_id():
             self._claims[uid], self._ids[uid] = claim, allocation_id
         else:
             self._forget(uid)
@@ -365,7 +372,7 @@ class Claims:
     async def _restore(self, raw: msgspec.Raw) -> None:
         claim = read_claim(raw)
         allocation_id = claim.allocation_id()
-        if not allocation_id or self._has_record(claim.uid, allocation_id):
+        if not allocation_id or owner_of(claim) or self._has_record(claim.uid, allocation_id):
             return
         if not await self._is_in_use(claim):
             return

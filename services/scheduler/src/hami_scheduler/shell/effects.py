@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers of the scheduler's parts to the outside: ledger, pods, and settling of both."""
+"""Writers of the scheduler's parts to the outside: ledger, pods, claims, and settling of them."""
 
 from msgspec import Struct
 
 from hami_core.ledger.holding import Holding
 from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.claimkeeper import ClaimKeeper
 from hami_scheduler.shell.ledgerwriter import LedgerWriter
 from hami_scheduler.shell.podapi import PodApi
+from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.settling import Settling
 
 
@@ -15,6 +17,8 @@ class Effects(Struct, frozen=True, kw_only=True):
 
     ledger: LedgerWriter
     pods: PodApi
+    claims: PodClaims
+    keeper: ClaimKeeper
     settling: Settling
     confirmations: Backlog[Holding]
     """Bound allocations whose state is to be reported, in batches."""

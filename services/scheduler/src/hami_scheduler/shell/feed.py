@@ -151,6 +151,7 @@ class Feed:
         self._ledger = effects.ledger
         self._settling = effects.settling
         self._is_withheld = is_withheld
+        self._keeper = effects.keeper
         self.wiped = False
         """The bus lost its storage since the last comparison of ledger and pods."""
 
@@ -478,6 +479,7 @@ class Feed:
                 raise
         pod = self._reader.facts_of(view, known=self._state.pods.get(uid))
         self._state.pods.put(pod)
+        self._keeper.see_pod(pod)
         if len(self._state.withheld):
             self._state.withheld.lift(POD, uid)
         for holding in self._state.ledger.holdings_of_pod(uid):

@@ -14,6 +14,9 @@ BIND_FAULTS = ("unavailable", "error", "unknown", "denied")
 """Causes of failed binds that are not the pod's."""
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
+CLAIM_WRITES = ("create", "finalizer", "clear", "allocate", "reserve")
+"""Writes about the claims of pods."""
+
 
 class Metrics:
     """The metrics, declared in ``registry``, so that several schedulers can live in one test."""
@@ -146,6 +149,14 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.claim_writes = Counter(
+            "hami_scheduler_claim_writes",
+            "Writes of the API server about ResourceClaims of pods, by what they write.",
+            ["write"],
+            registry=registry,
+        )
+        for write in CLAIM_WRITES:
+            self.claim_writes.labels(write=write)
         self.over_booked = Counter(
             "hami_scheduler_over_bookings",
             "Bookings beyond a device's capacity, because a pod that runs wins.",

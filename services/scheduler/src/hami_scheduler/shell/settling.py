@@ -21,10 +21,10 @@ from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import FailurePlanned, RestorePlanned
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.claimapi import ClaimApi
 from hami_scheduler.shell.isolation import RESTORE
 from hami_scheduler.shell.ledgerwriter import LedgerWriter, fields_of
 from hami_scheduler.shell.podapi import PodApi
+from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.state import State
 
 EXPECTED_MOST: Final = 4096
@@ -42,7 +42,7 @@ class Settling:
         state: State,
         ledger: LedgerWriter,
         pods: PodApi,
-        claims: ClaimApi,
+        claims: PodClaims,
         settings: Settings,
     ) -> None:
         """Write with ``ledger``; leave work that needs more calls to ``state.later``."""
@@ -196,6 +196,13 @@ class Settling:
                 finding, f"pod-{finding}"
             )
             await self._ledger.release(holding, reason)
+            if record.claim and finding == "free":
+                await self._claims.clear(
+                    namespace=record.namespace,
+                    pod=record.pod,
+                    pod_uid=record.pod_uid,
+                    claim=record.claim,
+                )
         return finding
 
     def _fate(self, pod: PodFacts | None, holding: Holding) -> binding.Fate:
@@ -239,7 +246,7 @@ class Settling:
         than ``dra.unprepare_wait_s``.
         """
         record = holding.record
-        claim = await self._claims.get(record.namespace, record.pod)
+        claim = await self._claims.api.get(record.namespace, record.pod)
         if claim is not None and claim.uid != record.pod_uid:
             claim = None  # a later one of the same name
         if claim is not None and claim.allocation_id() == record.allocation_id:

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creates the ResourceClaims of pods, and reconciles them with the ledger (ADR 0039).
+
+One elected replica creates the claim of each pod that waits, as soon as the watch delivers the pod:
+kube-scheduler considers the pod only then. It also completes what a bind left unfinished: it writes
+the record's devices into the claim of a pod that is bound, by another scheduler or by a bind that
+was interrupted, and clears an allocation that pins a waiting pod without a record to a node.
+Seconds throughout.
+"""
+
+import logging
+from contextlib import suppress
+from typing import Final, Literal
+
+import anyio
+from anyio.abc import TaskGroup
+
+from hami_common.dra.claims import ResourceClaim
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.ports import KubeApi
+from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
+from hami_core.ledger.holding import Holding
+from hami_core.ledger.podclaim import (
+    claim_document,
+    has_devices,
+    holds,
+    is_reserved_for,
+    owner_of,
+)
+from hami_core.ledger.podfacts import PodFacts
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.bounded import until_set
+from hami_scheduler.shell.isolation import CLAIM
+from hami_scheduler.shell.leader import Leader
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.podclaims import PodClaims, Unsettled
+from hami_scheduler.shell.state import State
+
+NOT_CREATED: Final = "ClaimNotCreated"
+"""Reason of the Event of a pod whose claim cannot be created."""
+PARALLEL: Final = 16
+"""Concurrent calls to the API server."""
+PAUSE_MOST_S: Final = 60.0
+"""Longest pause between two attempts at one claim."""
+Step = Literal["create", "settle", "clear", ""]
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimKeeper:
+    """Keeps the claims of pods, on the replica that leads."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        claims: PodClaims,
+        kube: KubeApi,
+        settings: Settings,
+        metrics: Metrics,
+        writer: str,
+    ) -> None:
+        """Write with ``claims``; ``writer`` names this replica in the election."""
+        self._state = state
+        self._writer = claims
+        self._options = settings.dra
+        self._tick_s = settings.tick_s
+        self._lease_s = settings.lease_s
+        self._metrics = metrics
+        self._leader = Leader(
+            kube,
+            clock=state.clock,
+            namespace=settings.dra.namespace,
+            name=settings.dra.lease_name,
+            identity=writer,
+            lease_s=settings.dra.leader_lease_s,
+        )
+        self._events = EventRecorder(
+            kube, component="hami-scheduler", clock=state.clock, instance=writer
+        )
+        self._claims: dict[str, ResourceClaim] = {}
+        """Newest known claim by the uid of its pod."""
+        self._pods_by_claim: dict[str, str] = {}
+        """UID of the pod by the uid of its claim."""
+        self._dirty: set[str] = set()
+        """Pods, by uid, that changed or whose claim changed."""
+        self._busy: set[str] = set()
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """(due, pause) of the next attempt at a pod whose last one failed."""
+        self._pinned_s: dict[str, float] = {}
+        """Time since which the claim of a waiting pod has an allocation without a record."""
+        self._agreed: dict[str, tuple[str, int]] = {}
+        """(version of the claim, revision of the record) that were found equal, by pod."""
+        self._wake = anyio.Event()
+
+    # --- following -------------------------------------------------------------------------------
+
+    def see_pod(self, pod: PodFacts) -> None:
+        """Consider a pod that the watch delivered."""
+        if pod.claim:
+            self._mark(pod.uid)
+
+    def see_claim(self, claim: ResourceClaim, pod_uid: str) -> None:
+        """Take a version of a claim that the pod with this uid controls."""
+        self._claims[pod_uid] = claim
+        self._pods_by_claim[claim.uid] = pod_uid
+        self._mark(pod_uid)
+
+    def forget_claim(self, uid: str) -> None:
+        """Forget a claim that is gone."""
+        pod_uid = self._pods_by_claim.pop(uid, "")
+        if pod_uid and self._claims[pod_uid].uid == uid:
+            del self._claims[pod_uid]
+            self._pauses.pop(pod_uid, None)
+            self._mark(pod_uid)
+
+    def keep_claims(self, listed: set[str]) -> None:
+        """Forget all claims but these, by uid."""
+        for uid in self._pods_by_claim.keys() - listed:
+            self.forget_claim(uid)
+
+    def _mark(self, pod_uid: str) -> None:
+        if self._options.enabled:
+            self._dirty.add(pod_uid)
+            self._wake.set()
+
+    async def work(self) -> None:
+        """Keep claims while this replica leads; indefinitely, or not at all if off."""
+        if self._options.enabled:
+            await self._leader.lead(self._serve)
+
+    async def _serve(self) -> None:
+        all_due_s, limiter = 0.0, anyio.CapacityLimiter(PARALLEL)
+        self._busy.clear()  # of an earlier time as leader
+        async with anyio.create_task_group() as group:
+            while True:
+                with suppress(Unavailable):  # what is missing is logged elsewhere
+                    await self._state.wait_complete(wait_s=self._tick_s)
+                if not self._state.is_complete:
+                    continue
+                if self._wake.is_set():
+                    self._wake = anyio.Event()
+                now_s = self._state.clock.monotonic_s()
+                due, self._dirty = self._dirty, set()
+                due |= {uid for uid, (due_s, _) in self._pauses.items() if due_s <= now_s}
+                due |= {uid for uid in self._pinned_s if self._is_pinned_long(uid)}
+                if now_s >= all_due_s:
+                    all_due_s = now_s + self._options.discovery_s
+                    due |= {pod.uid for pod in self._state.pods if pod.claim}
+                    self._forget_gone()
+                self._start(due, group, limiter)
+                await until_set(self._wake, self._state.clock, at_most_s=self._tick_s)
+
+    def _forget_gone(self) -> None:
+        for known in (self._pauses, self._pinned_s, self._agreed):
+            for uid in [uid for uid in known if self._state.pods.get(uid) is None]:
+                del known[uid]
+
+    def _start(self, uids: set[str], group: TaskGroup, limiter: anyio.CapacityLimiter) -> None:
+        for uid in sorted(uids):
+            if uid in self._busy:
+                self._dirty.add(uid)  # considered again when the present attempt has ended
+            elif self._is_due(uid) and self._step(uid):
+                self._busy.add(uid)
+                group.start_soon(self._run, uid, limiter)
+
+    def _is_due(self, uid: str) -> bool:
+        due_s, _ = self._pauses.get(uid, (0.0, 0.0))
+        return due_s <= self._state.clock.monotonic_s()
+
+    async def _run(self, uid: str, limiter: anyio.CapacityLimiter) -> None:
+        pod = self._state.pods.get(uid)
+        name = ("", "") if pod is None else (pod.namespace, pod.name)
+
+        async def attempt() -> None:
+            async with limiter:
+                await self._attempt(uid)
+
+        try:
+            is_done = await self._state.quarantine.run(
+                CLAIM,
+                uid,
+                attempt,
+                passes=(HamiError,),
+                name=name,
+                is_retried=False,
+            )
+        except HamiError as error:
+            is_done = False
+            _log.info("claim of a pod not kept", extra={"pod_uid": uid, "problem": str(error)})
+        finally:
+            self._busy.discard(uid)
+        if is_done:
+            self._pauses.pop(uid, None)
+        else:
+            _, pause_s = self._pauses.get(uid, (0.0, 0.0))
+            pause_s = min(PAUSE_MOST_S, 2 * pause_s or self._tick_s)
+            self._pauses[uid] = (self._state.clock.monotonic_s() + pause_s, pause_s)
+        if uid in self._dirty:
+            self._wake.set()
+
+    # --- one pod ---------------------------------------------------------------------------------
+
+    def _step(self, uid: str) -> Step:
+        """Return the next step for the claim of a pod; empty if none is needed now."""
+        pod = self._state.pods.get(uid)
+        if pod is None or not pod.claim or pod.is_finished or pod.is_deleting:
+            return ""
+        claim = self._claims.get(uid)
+        if claim is None or claim.metadata.name != pod.claim:
+            return "create" if pod.claim_requests and not pod.is_gated else ""
+        if pod.node:
+            self._pinned_s.pop(uid, None)
+            holding = self._committed(pod)
+            return "settle" if holding is not None and self._differs(claim, holding) else ""
+        if self._is_pinned(uid, claim):
+            self._pinned_s.setdefault(uid, self._state.clock.monotonic_s())
+            return "clear" if self._is_pinned_long(uid) else ""
+        self._pinned_s.pop(uid, None)
+        return ""
+
+    def _committed(self, pod: PodFacts) -> Holding | None:
+        """Return the record of the pod's committed allocation, if it is by claim."""
+        holding = self._state.ledger.holding(pod.node, pod.uid)
+        if holding is None or not holding.record.claim or pod.signed is None:
+            return None
+        return holding if pod.signed.allocation_id == holding.record.allocation_id else None
+
+    def _differs(self, claim: ResourceClaim, holding: Holding) -> bool:
+        """Return whether the claim of a bound pod is to be written.
+
+        The node has prepared other devices only if their record was replaced, which a new pod
+        resolves and a changed claim does not.
+        """
+        record = holding.record
+        versions = (claim.metadata.resource_version, holding.revision)
+        if self._agreed.get(record.pod_uid) == versions:
+            return False
+        if holds(claim, record) and is_reserved_for(claim, record.pod_uid):
+            self._agreed[record.pod_uid] = versions
+            return False
+        return not (
+            holding.containers_exist() and claim.results() and not has_devices(claim, record)
+        )
+
+    def _is_pinned(self, uid: str, claim: ResourceClaim) -> bool:
+        """Return whether an allocation without a record keeps the waiting pod on a node."""
+        holdings = self._state.ledger.holdings_of_pod(uid)
+        return bool(claim.results()) and not any(holds(claim, one.record) for one in holdings)
+
+    def _is_pinned_long(self, uid: str) -> bool:
+        """Return whether any bind that could still use the allocation has ended."""
+        since_s = self._pinned_s.get(uid)
+        return since_s is not None and self._state.clock.monotonic_s() - since_s >= self._lease_s
+
+    async def _attempt(self, uid: str) -> None:
+        """Do the next step."""
+        pod, step = self._state.pods.get(uid), self._step(uid)
+        if pod is None:
+            return
+        if step == "create":
+            await self._create(pod)
+        elif step == "settle":
+            holding = self._committed(pod)
+            if holding is not None:
+                await self._settle(holding)
+        elif step == "clear":
+            await self._writer.clear(
+                namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=pod.claim
+            )
+            self._pinned_s.pop(uid, None)
+
+    async def _settle(self, holding: Holding) -> None:
+        try:
+            await self._writer.settle(holding.record)
+        except Unsettled as error:
+            if error.outcome != "taken-back":
+                raise
+
+    async def _create(self, pod: PodFacts) -> None:
+        api = self._writer.api
+        devices = (one for some in self._state.core.inventory.devices() for one in some.devices)
+        try:
+            self._metrics.claim_writes.labels(write="create").inc()
+            stored = await api.create(pod.namespace, claim_document(pod, devices))
+        except Conflict:
+            found = await api.read(pod.namespace, pod.claim)
+            if found is None:
+                raise Unavailable(peer="API server", detail="the claim was deleted") from None
+            if owner_of(found.claim) != pod.uid:
+                text = (
+                    f"ResourceClaim {pod.claim} exists and is not controlled by the pod;"
+                    " delete the claim, or create the pod again"
+                )
+                await self._report(pod, text)
+                raise Conflict(what=f"ResourceClaim {pod.claim}", detail=text) from None
+            stored = found
+        except (Denied, NotFound) as error:
+            await self._report(pod, f"ResourceClaim {pod.claim} cannot be created: {error}")
+            raise
+        else:
+            self._metrics.claims.labels(outcome="created").inc()
+            _log.info(
+                "claim created",
+                extra={"namespace": pod.namespace, "pod": pod.name, "claim": pod.claim},
+            )
+        known = self._claims.get(pod.uid)
+        if known is None or known.uid != stored.claim.uid:  # else the watch was faster
+            self.see_claim(stored.claim, pod.uid)
+
+    async def _report(self, pod: PodFacts, text: str) -> None:
+        await self._events.record(
+            ObjectRef(kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid),
+            reason=NOT_CREATED,
+            message=text,
+            kind="Warning",
+        )

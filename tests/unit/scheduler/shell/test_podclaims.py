@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims of pods are created, and have the devices of the pod's record when it is bound."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hami_common.dra.names import device_name
+from hami_common.pods import annotations as keys
+from hami_core.ledger.podclaim import FINALIZER
+from hami_scheduler.settings import DraSettings
+from tests.support import claims
+from tests.support.claims import by_claim, result
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.world import Running, World, pod_path, quiet
+
+pytestmark = pytest.mark.anyio
+
+DRA = DraSettings(enabled=True)
+GPU, OTHER = "GPU-n1-0", "GPU-n1-1"
+Obj = dict[str, Any]
+
+
+@asynccontextmanager
+async def running_world(
+    *, world: World | None = None, count: int = 2, **settings: Any
+) -> AsyncIterator[tuple[World, Running]]:
+    """One scheduler, and node n1 with devices of 16,000 MiB."""
+    if world is None:
+        world = World()
+        await world.add_devices(builders.devices("n1", count=count))
+    async with world.scheduler(**{"dra": DRA, **settings}) as running:
+        yield world, running
+
+
+async def add(world: World, name: str = "p", **more: Any) -> Obj:
+    """A pod in allocation mode ``dra``."""
+    pod = world.add_pod(by_claim(builders.pod(name, **more)))
+    await quiet()
+    return pod
+
+
+def claim(world: World, name: str = "p") -> Obj:
+    return world.kube.objects[claims.path(f"hami-{name}")]
+
+
+def allocate(world: World, pod: Obj, *results: Obj) -> None:
+    """Store an allocation as kube-scheduler does before it asks for the bind."""
+    name = pod["metadata"]["name"]
+    world.kube.change(
+        claims.path(f"hami-{name}"),
+        metadata={"finalizers": [FINALIZER]},
+        status={
+            "allocation": claims.allocation(*results),
+            "reservedFor": [claims.consumer(name)],
+        },
+    )
+
+
+def given(world: World, name: str = "p") -> list[tuple[str, str, str, str]]:
+    """Request, device, memory and compute of each result."""
+    allocation = (claim(world, name).get("status") or {}).get("allocation") or {}
+    return [
+        (
+            one["request"],
+            one["device"],
+            one["consumedCapacity"]["memory"],
+            one["consumedCapacity"]["cores"],
+        )
+        for one in allocation.get("devices", {}).get("results", [])
+    ]
+
+
+def writes(running: Running) -> dict[str, float]:
+    """Number of writes by kind, without those that never happened."""
+    found = {
+        write: running.value("hami_scheduler_claim_writes_total", write=write)
+        for write in ("create", "finalizer", "clear", "allocate", "reserve")
+    }
+    return {write: number for write, number in found.items() if number}
+
+
+async def test_claim_is_created_as_soon_as_the_pod_is_seen() -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, annotated={"nvidia.com/use-gputype": "H100"})
+        made = claim(world)
+        (owner,) = made["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("Pod", "uid-p", True)
+        assert made["metadata"]["labels"] == {keys.MANAGED_LABEL: "true"}
+        (request,) = made["spec"]["devices"]["requests"]
+        assert request["name"] == "main-nvidia"
+        exactly = request["exactly"]
+        assert (exactly["deviceClassName"], exactly["count"]) == ("hami-share", 1)
+        assert exactly["capacity"]["requests"] == {"memory": "1000Mi", "cores": "10"}
+        assert pod["spec"]["resourceClaims"][0]["resourceClaimName"] == "hami-p"
+        await world.advance(60, "n1")
+        assert writes(running) == {"create": 1}
+        assert running.value("hami_scheduler_claims_total", outcome="created") == 1
+
+
+async def test_pods_that_wait_at_the_start_get_their_claims() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.add_pod(by_claim(builders.pod("p")))
+    async with running_world(world=world):
+        await quiet()
+        assert claim(world)["metadata"]["ownerReferences"][0]["uid"] == "uid-p"
+
+
+async def test_one_of_two_replicas_creates_the_claim() -> None:
+    async with running_world() as (world, first), world.scheduler("s2", dra=DRA) as second:
+        await add(world)
+        assert claim(world)
+        assert writes(first) == {"create": 1}
+        assert not writes(second)
+
+
+async def test_claim_of_another_owner_is_an_event_of_the_pod_and_left_alone() -> None:
+    async with running_world() as (world, running):
+        world.kube.put(claims.path("hami-p"), claims.claim("hami-p"))
+        before = claim(world)
+        pod = await add(world)
+        assert claim(world) == before
+        (event,) = world.kube.events
+        assert (event["involvedObject"]["name"], event["reason"]) == ("p", "ClaimNotCreated")
+        assert "not controlled by the pod" in event["message"]
+        assert "not controlled by the pod" in await running.bind(pod, "n1")
+        assert not world.live()
+        world.kube.remove(claims.path("hami-p"))
+        await world.advance(7, "n1")
+        assert claim(world)["metadata"]["ownerReferences"]
+
+
+async def test_deleted_claim_of_a_waiting_pod_is_created_again() -> None:
+    async with running_world() as (world, running):
+        await add(world)
+        before = claim(world)["metadata"]["resourceVersion"]
+        world.kube.remove(claims.path("hami-p"))
+        await quiet()
+        assert claim(world)["metadata"]["resourceVersion"] != before
+        assert writes(running) == {"create": 2}
+
+
+async def test_bind_without_a_claim_is_refused_and_leaves_no_record() -> None:
+    async with running_world() as (world, running):
+        pod = await add(world)
+        world.kube.is_blind = True
+        world.kube.remove(claims.path("hami-p"))
+        assert "does not exist; it is created again" in await running.bind(pod, "n1")
+        assert not world.live()
+        assert running.value("hami_scheduler_binds_total", outcome="claim-missing") == 1
+
+
+async def test_same_choice_needs_no_write() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        allocate(world, pod, result(GPU, request="main-nvidia"))
+        before = claim(world)
+        assert await running.bind(pod, "n1") == ""
+        assert claim(world) == before
+        (record,) = world.live()
+        assert (record.pod_uid, record.claim, record.origin) == ("uid-p", "hami-p", "")
+        await world.advance(30, "n1")
+        assert writes(running) == {"create": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        result(OTHER, request="main-nvidia"),
+        result(GPU, request="main-nvidia", memory="16000Mi"),
+        result("GPU-n2-0", "n2", request="main-nvidia"),
+        result(GPU, request="main-nvidia", consumedCapacity={}),
+    ],
+)
+async def test_other_choice_is_cleared_and_written_before_the_binding(wrong: Obj) -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, annotated={"nvidia.com/use-gpuuuid": GPU})
+        allocate(world, pod, wrong)
+        running.seen.calls.clear()
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert writes(running) == {"create": 1, "clear": 1, "allocate": 1}
+        patched = [call for call in running.seen.calls if "patch" in call or "post" in call]
+        assert patched == ["patch hami-p", "patch hami-p", "post binding"]
+        status = claim(world)["status"]
+        assert status["reservedFor"] == [claims.consumer("p")]
+        (term,) = status["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+        assert term["matchFields"][0]["values"] == ["n1"]
+        assert running.value("hami_scheduler_claims_total", outcome="re-picked") == 1
+
+
+async def test_claim_that_was_never_allocated_is_written_with_its_finalizer() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert claim(world)["metadata"]["finalizers"] == [FINALIZER]
+        assert writes(running) == {"create": 1, "finalizer": 1, "allocate": 1}
+
+
+async def test_configuration_of_the_allocation_is_kept() -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, annotated={"nvidia.com/use-gpuuuid": GPU})
+        allocate(world, pod, result(OTHER, request="main-nvidia"))
+        config = [{"source": "FromClass", "requests": [], "opaque": {"driver": "x"}}]
+        path = claims.path("hami-p")
+        stored = world.kube.objects[path]
+        stored["status"]["allocation"]["devices"]["config"] = config
+        world.kube.put(path, stored)
+        assert await running.bind(pod, "n1") == ""
+        assert claim(world)["status"]["allocation"]["devices"]["config"] == config
+
+
+async def test_lost_precondition_is_read_again() -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, annotated={"nvidia.com/use-gpuuuid": GPU})
+        allocate(world, pod, result(OTHER, request="main-nvidia"))
+
+        async def touch() -> None:
+            world.kube.change(claims.path("hami-p"), metadata={"labels": {"x": "y"}})
+
+        number = len(running.seen.calls)
+        for ahead in range(20):
+            running.seen.before[number + ahead] = _once(running, number + ahead, touch)
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert writes(running)["clear"] == 2
+
+
+def _once(running: Running, number: int, work: Any) -> Any:
+    async def act() -> None:
+        if running.seen.calls[number] == "patch hami-p":
+            running.seen.before.clear()
+            await work()
+
+    return act
+
+
+async def test_refused_bind_clears_what_kube_scheduler_allocated() -> None:
+    async with running_world(count=1) as (world, running):
+        big = world.add_pod(builders.pod("big", mem_mib=15_500))
+        assert await running.bind(big, "n1") == ""
+        pod = await add(world)
+        allocate(world, pod, result(GPU, request="main-nvidia"))
+        assert "CardInsufficientMemory" in await running.bind(pod, "n1")
+        assert not given(world)
+        assert not claim(world)["status"].get("reservedFor")
+        assert [record.pod for record in world.live()] == ["big"]
+        assert running.value("hami_scheduler_claims_total", outcome="cleared") == 1
+
+
+async def test_claim_of_a_pod_is_not_booked_as_a_claim() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        allocate(world, pod, result(GPU, request="main-nvidia"))
+        await world.advance(7, "n1")
+        assert not world.live()
+        assert await running.bind(pod, "n1") == ""
+        await world.advance(60, "n1")
+        (record,) = world.live()
+        assert record.pod_uid == "uid-p"
+
+
+async def test_allocation_that_no_bind_follows_is_cleared_after_a_lease() -> None:
+    async with running_world(count=1) as (world, _):
+        pod = await add(world)
+        allocate(world, pod, result(GPU, request="main-nvidia"))
+        await world.advance(20, "n1")
+        assert given(world)
+        await world.advance(40, "n1")
+        assert not given(world)
+
+
+async def test_pod_whose_containers_differ_from_its_claim_is_settled_again() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        world.kube.change(claims.path("hami-p"), status={"allocation": None, "reservedFor": None})
+        await world.advance(7, "n1")
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+
+
+async def test_claim_only_has_devices_that_are_published() -> None:
+    world = World()
+    plain = builders.devices("n1", count=2)
+    first = replace(plain.devices[0], overcommit="recall", capacity_mib=32_000)
+    await world.add_devices(replace(plain, devices=(first, plain.devices[1])))
+    async with running_world(world=world) as (_, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(OTHER), "1000Mi", "10")]
+
+
+async def test_released_when_the_pod_ends() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        world.kube.remove(pod_path(pod))
+        await quiet()
+        assert not world.live()
