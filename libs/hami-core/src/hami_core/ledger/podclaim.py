@@ -102,15 +102,6 @@ class StoredClaim(Struct, frozen=True, kw_only=True):
         return self.is_allocated or bool(self.claim.consumers())
 
 
-def owner_of(claim: ResourceClaim) -> str:
-    """Return the uid of the pod that controls a claim of ours; empty for any other claim."""
-    metadata = claim.metadata
-    if (metadata.labels or {}).get(keys.MANAGED_LABEL) != "true":
-        return ""
-    owners = metadata.owner_references or ()
-    return next((one.uid for one in owners if one.kind == "Pod" and one.controller), "")
-
-
 # --------------------------------------------------------------------------------------- creation
 
 
@@ -269,17 +260,6 @@ def holds(claim: ResourceClaim, record: AllocationRecord) -> bool:
         return False
     is_there = all(one.pool == pool_name(record.node) for one in claim.results())
     return is_there and _amounts(given) == _amounts(by_request(record.containers))
-
-
-def has_devices(claim: ResourceClaim, record: AllocationRecord) -> bool:
-    """Return whether each request has the devices of the record, whatever the amounts."""
-    given = sorted((one.request, one.pool, one.device) for one in claim.results())
-    pool = pool_name(record.node)
-    return given == sorted(
-        (container.name, pool, device_name(share.uuid))
-        for container in by_request(record.containers)
-        for share in container.shares
-    )
 
 
 def _amounts(containers: Iterable[ContainerShares]) -> _Shares:

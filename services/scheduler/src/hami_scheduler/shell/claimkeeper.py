@@ -16,16 +16,15 @@ import anyio
 from anyio.abc import TaskGroup
 
 from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.ports import KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podclaim import (
     claim_document,
-    has_devices,
     holds,
     is_reserved_for,
-    owner_of,
 )
 from hami_core.ledger.podfacts import PodFacts
 from hami_scheduler.settings import Settings
@@ -229,8 +228,8 @@ class ClaimKeeper:
     def _differs(self, claim: ResourceClaim, holding: Holding) -> bool:
         """Return whether the claim of a bound pod is to be written.
 
-        The node has prepared other devices only if their record was replaced, which a new pod
-        resolves and a changed claim does not.
+        Not once its containers exist: a resize changes the record alone, and of devices whose
+        record was replaced only a new pod gets rid.
         """
         record = holding.record
         versions = (claim.metadata.resource_version, holding.revision)
@@ -239,9 +238,7 @@ class ClaimKeeper:
         if holds(claim, record) and is_reserved_for(claim, record.pod_uid):
             self._agreed[record.pod_uid] = versions
             return False
-        return not (
-            holding.containers_exist() and claim.results() and not has_devices(claim, record)
-        )
+        return not (holding.containers_exist() and claim.results())
 
     def _is_pinned(self, uid: str, claim: ResourceClaim) -> bool:
         """Return whether an allocation without a record keeps the waiting pod on a node."""
@@ -287,7 +284,7 @@ class ClaimKeeper:
             found = await api.read(pod.namespace, pod.claim)
             if found is None:
                 raise Unavailable(peer="API server", detail="the claim was deleted") from None
-            if owner_of(found.claim) != pod.uid:
+            if owner_pod(found.claim.metadata) != pod.uid:
                 text = (
                     f"ResourceClaim {pod.claim} exists and is not controlled by the pod;"
                     " delete the claim, or create the pod again"

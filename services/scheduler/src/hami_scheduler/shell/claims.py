@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from hami_common.dra.claims import ResourceClaim, containers_of, node_of
 from hami_common.dra.names import GROUP, VERSION
+from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, RequestInvalid, Unavailable
 from hami_common.events.allocation import Account, is_of_claim
 from hami_common.events.decision import DecisionRecord
@@ -29,7 +30,6 @@ from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_common.runtime.quarantine import Attempt
 from hami_core.ledger.holding import Holding
-from hami_core.ledger.podclaim import owner_of
 from hami_core.ledger.stimuli import Append, ClaimPlanned
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
@@ -150,7 +150,7 @@ class Claims:
         except HamiError:
             self._metrics.undecodable.labels(source="claims").inc()
             raise
-        if pod_uid := owner_of(claim):
+        if pod_uid := owner_pod(claim.metadata):
             self._forget(uid)
             self._keeper.see_claim(claim, pod_uid)
         elif allocation_id := claim.allocation_id():
@@ -372,7 +372,11 @@ class Claims:
     async def _restore(self, raw: msgspec.Raw) -> None:
         claim = read_claim(raw)
         allocation_id = claim.allocation_id()
-        if not allocation_id or owner_of(claim) or self._has_record(claim.uid, allocation_id):
+        if (
+            not allocation_id
+            or owner_pod(claim.metadata)
+            or self._has_record(claim.uid, allocation_id)
+        ):
             return
         if not await self._is_in_use(claim):
             return

@@ -15,6 +15,7 @@ from uuid import uuid4
 from opentelemetry.trace import SpanKind
 
 from hami_common.dra.names import node_of_pool
+from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, HamiError, NotFound
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.telemetry import Tracing
@@ -26,7 +27,6 @@ from hami_core.ledger.podclaim import (
     finalizer_document,
     holds,
     is_reserved_for,
-    owner_of,
     reserve_document,
 )
 from hami_scheduler.shell.claimapi import ClaimApi
@@ -100,7 +100,7 @@ class PodClaims:
             if stored is None or stored.claim.metadata.deletion_timestamp is not None:
                 text = f"{name} of the pod does not exist; it is created again"
                 raise Unsettled(outcome="claim-missing", text=text)
-            if owner_of(stored.claim) != record.pod_uid:
+            if owner_pod(stored.claim.metadata) != record.pod_uid:
                 text = f"{name} is not controlled by the pod; delete the claim"
                 raise Unsettled(outcome="claim-foreign", text=text)
             try:
@@ -148,7 +148,11 @@ class PodClaims:
         """
         for _ in range(TRIES):
             stored = await self.api.read(namespace, claim)
-            if stored is None or not stored.is_allocated or owner_of(stored.claim) != pod_uid:
+            if (
+                stored is None
+                or not stored.is_allocated
+                or owner_pod(stored.claim.metadata) != pod_uid
+            ):
                 return False
             # A bind of another replica appends its record before it compares the claim.
             for node in sorted({node_of_pool(one.pool) for one in stored.claim.results()} - {""}):
