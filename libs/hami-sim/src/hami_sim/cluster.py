@@ -306,7 +306,9 @@ class Cluster:
         for document in configuration.dra_objects():
             kind = document["kind"].lower()
             plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
-            await self.create(f"/apis/{document['apiVersion']}/{plural}", document)
+            namespace = document["metadata"].get("namespace", "")
+            at = f"namespaces/{namespace}/{plural}" if namespace else plural
+            await self.create(f"/apis/{document['apiVersion']}/{at}", document)
 
     async def _add_all(self) -> None:
         keys = self.directory / "keys"
