@@ -11,9 +11,12 @@ from typing import Protocol
 from nats.aio.client import Client
 
 from hami_common.bus import subjects
-from hami_common.events.allocation import AllocationRecord, is_of_claim
+from hami_common.dra.claims import ResourceClaim, containers_of, node_of
+from hami_common.dra.podclaims import by_request
+from hami_common.events.allocation import AllocationRecord, is_by_claim, is_of_claim
 from hami_common.events.codec import decode
 from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
 from hami_common.pods import annotations
 from hami_common.pods.podview import PodView
@@ -145,6 +148,64 @@ async def problems_of(cluster: Outside, verifier: Verifier, *, namespace: str) -
     problems += over_capacity(placements, inventory)
     problems += over_capacity([record.containers for record in live.values()], inventory)
     return problems
+
+
+def claim_problems(
+    claims: Iterable[ResourceClaim],
+    live: Iterable[AllocationRecord],
+    inventory: Iterable[NodeDevices],
+) -> list[str]:
+    """Return claims that differ from the ledger, and devices that booked claims overbook.
+
+    ``live``: records of the ledger that are not released. A claim without a record was refused: it
+    is never prepared, and keeps what kube-scheduler allocated to it until its pod is gone.
+    """
+    found = {(claim.namespace, claim.metadata.name): claim for claim in claims}
+    devices: dict[str, list[Device]] = {}
+    for node in (inventory := list(inventory)):
+        devices.setdefault(node.node, []).extend(node.devices)
+    problems, given = [], []
+    for record in live:
+        if not is_by_claim(record):
+            given.append(record.containers)
+            continue
+        name = record.claim or record.pod
+        claim = found.get((record.namespace, name))
+        shares = () if claim is None else containers_of(claim, devices[node_of(claim)])
+        wanted = by_request(record.containers) if record.claim else record.containers
+        given.append(shares)
+        if record.op != "resize" and _amounts(shares) != _amounts(wanted):
+            problems.append(f"{record.pod}: ledger and claim {name} differ")
+    return problems + over_capacity(given, inventory)
+
+
+def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[str, str, int, int]]:
+    return sorted(
+        (one.name, share.uuid, share.memory_mib, share.core_pct)
+        for one in containers
+        for share in one.shares
+    )
+
+
+def at_every_instant(
+    history: Iterable[AllocationRecord], inventory: Iterable[NodeDevices]
+) -> list[str]:
+    """Return devices that the ledger booked beyond their capacity after any of its records.
+
+    ``history``: all records in the order of the stream.
+    """
+    inventory = list(inventory)
+    capacity = {device.uuid: device for node in inventory for device in node.devices}
+    live: dict[tuple[str, str], AllocationRecord] = {}
+    problems: set[str] = set()
+    for record in history:
+        live[record.node, record.pod_uid] = record
+        touched = {share.uuid for one in record.containers for share in one.shares}
+        if not touched <= capacity.keys():
+            problems.add(f"{record.pod} has devices that are not in the inventory")
+        held = [one.containers for one in live.values() if one.op != "release"]
+        problems |= set(over_capacity(held, inventory)) if touched else set()
+    return sorted(problems)
 
 
 async def event_differences(cluster: Outside) -> list[str]:

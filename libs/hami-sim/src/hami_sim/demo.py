@@ -294,7 +294,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-PROFILES = ("nvidia", "mixed")
+PROFILES = ("nvidia", "mixed", "dra")
 
 
 async def demo(*, once: bool, profile: str, json_path: Path | None, directory: Path) -> int:
@@ -306,7 +306,12 @@ async def demo(*, once: bool, profile: str, json_path: Path | None, directory: P
         nvml_library=str(await built("build_native_fakes.py") / "libnvidia-ml.so.1"),
         limiter=str(await built("build_native.py")),
         # Limits hold for containers that are alone on a device, too, so that they show.
-        settings={"scheduler": {"vendors.nvidia.core_policy": "force"}},
+        settings={
+            "scheduler": {"vendors.nvidia.core_policy": "force"},
+            "nodeagent": {"vendors.nvidia.core_policy": "force"},
+            "webhook": {"policy.allocation_mode": "dra"} if profile == "dra" else {},
+        },
+        dra=profile == "dra",
     )
     built_s = anyio.current_time() - begun
     async with run_cluster(spec, directory) as cluster:
@@ -355,7 +360,8 @@ def main() -> int:
         "--profile",
         choices=PROFILES,
         default=PROFILES[0],
-        help="nvidia: GPU programs under their limits; mixed: devices of every vendor",
+        help="nvidia: GPU programs under their limits; mixed: devices of every vendor;"
+        " dra: as nvidia, with the devices from ResourceClaims",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the result as one JSON document"

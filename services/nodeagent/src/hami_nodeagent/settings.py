@@ -291,8 +291,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Kubelet's directory of pods, where their volumes are."""
     library_log_level: str = ""
     """``LIBCUDA_LOG_LEVEL`` in containers; empty leaves it unset."""
-    core_policy: Literal["", "default", "force", "disable"] = ""
-    """``GPU_CORE_UTILIZATION_POLICY`` in containers; empty leaves it unset."""
     advertise_amounts: bool = False
     """Advertise the totals of memory and compute in the status of the node, for schedulers and
     autoscalers that sum resources. Requires the right to patch ``nodes/status``, which the
@@ -355,3 +353,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     drivers: DriversSettings = DriversSettings()
     vnpu_core: VnpuCoreSettings = VnpuCoreSettings()
     dra: DraSettings = DraSettings()
+
+    @property
+    def core_policy(self) -> str:
+        """``vendors.nvidia.core_policy``, as limits files have it: empty for the default."""
+        policy = self.vendors.nvidia.core_policy
+        return "" if policy == "default" else policy

@@ -20,7 +20,8 @@ from hami_common.kubeletapi import podresources
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.pods import limits
 from hami_common.pods.signing import SignedPlacement
-from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
@@ -294,7 +295,8 @@ async def test_repeated_call_gives_the_same_bytes_after_restart_and_reboot(node:
     assert done(await node.prepare()) == first
     (node.directory / "cdi" / f"hami-{UID}.json").unlink()
     (node.directory / "regions" / UID / "main").rmdir()
-    node.settings["core_policy"] = "force"  # another setting changes no prepared claim
+    forced = VendorSettings(nvidia=NvidiaSettings(core_policy="force"))
+    node.settings["vendors"] = forced  # another setting changes no prepared claim
     node.restart()
     assert [one.pod_uid for one in node.site.picture.grants] == [UID]
     node.claim("c", UID, ("main", 0, 300, 30))
