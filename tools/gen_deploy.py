@@ -108,15 +108,12 @@ def _ignoring(text: str, catalog: Catalog) -> str:
     A pod with claims alone has no resource by which kube-scheduler could select it.
     """
     ignored = "".join(f"            - {name}\n" for name in sorted(catalog.resource_names()))
-    amounts = "          # All resources of the enabled vendors; their amounts are the scheduler's to "
     profile = (
         f"{PROFILE}    pluginConfig:\n      - name: NodeResourcesFit\n        args:\n"
-        f"{amounts}count, not kube-scheduler's.\n          ignoredResources:\n{ignored}"
+        "          # All resources of the enabled vendors; the scheduler counts their amounts.\n"
+        f"          ignoredResources:\n{ignored}"
     )
-    why = (
-        "    # No managedResources: pods that get their devices by claims name none of them, and are "
-        "the extender's too.\n"
-    )
+    why = "    # No managedResources: pods that get their devices by claims name no resource.\n"
     return MANAGED_AND_WHY.sub(why, text).replace(PROFILE, profile)
 
 

@@ -47,6 +47,15 @@ class ClaimSchedulingContract:
         finally:
             await found.clear()
 
+    async def test_pod_with_claims_alone_never_meets_an_extender_with_managed_resources(
+        self, gpus: Devices
+    ) -> None:
+        await gpus.publish(gpu(0))
+        gpus.site.extender.calls.clear()
+        pod, _ = await gpus.share("10Gi")
+        assert await gpus.site.bound(pod) == gpus.node
+        assert gpus.site.extender.calls_for(pod["metadata"]["name"]) == []
+
     async def test_claim_from_a_template_is_allocated_reserved_and_goes_with_its_pod(
         self, gpus: Devices
     ) -> None:

@@ -12,7 +12,12 @@ from hami_sim.kubernetes import ControlPlane
 from tests.contract.dra.suite_objects import DeviceObjectsContract
 from tests.contract.dra.suite_scheduling import ClaimSchedulingContract
 from tests.contract.kubeapi.support import Cluster, fresh_namespace
-from tests.contract.kubescheduler.realplane import extender, plane, site  # noqa: F401 - fixtures
+from tests.contract.kubescheduler.realplane import (  # noqa: F401 - fixtures
+    dra,
+    extender,
+    plane,
+    site,
+)
 from tests.support.kubeclient import KubeClient
 
 pytestmark = [

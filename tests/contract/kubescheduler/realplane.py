@@ -23,14 +23,22 @@ async def extender() -> AsyncIterator[Extender]:
 
 
 @pytest.fixture(scope="module")
+def dra() -> bool:
+    """Whether kube-scheduler has the configuration of component ``dra``; a module may say so."""
+    return False
+
+
+@pytest.fixture(scope="module")
 async def plane(
-    tmp_path_factory: pytest.TempPathFactory, extender: Extender
+    tmp_path_factory: pytest.TempPathFactory,
+    extender: Extender,
+    dra: bool,  # noqa: FBT001 - a fixture
 ) -> AsyncIterator[ControlPlane]:
     programs = control_plane_or_skip()
     async with run_control_plane(tmp_path_factory.mktemp("plane"), programs) as plane:
         await plane.install_accounts()
         login = await plane.kubeconfig_for_account("hami-kube-scheduler")
-        plane.add_scheduler(login, extender_url=extender.url).start()
+        plane.add_scheduler(login, extender_url=extender.url, dra=dra).start()
         await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
         yield plane
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.contract.kubescheduler.realplane import extender, plane, site  # noqa: F401 - fixtures
+from tests.contract.kubescheduler.realplane import dra, extender, plane, site  # noqa: F401 - fixtures
 from tests.contract.kubescheduler.suite import ExtenderContract
 
 pytestmark = [

@@ -149,7 +149,7 @@ def _allocation(writers: Iterable[str], binders: str) -> Document:
 
 
 def _unchanged(key: str) -> str:
-    """CEL: only the creation of a pod brings the annotation; updates and Bindings leave it alone."""
+    """CEL: the request creates a pod, or leaves the annotation as it is."""
     own = text(key)
     return (
         "(request.operation == 'CREATE' && request.kind.kind == 'Pod') || "

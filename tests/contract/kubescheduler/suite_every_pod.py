@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of kube-scheduler with an extender without managed resources: component ``dra``."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.contract.dra.support import Devices, gpu, make_class, unique
+from tests.contract.kubescheduler.support import Site
+
+pytestmark = pytest.mark.anyio
+
+
+class EveryPodContract:
+    """Behavior on which allocation mode ``dra`` relies."""
+
+    @pytest.fixture
+    async def gpus(self, site: Site) -> AsyncIterator[Devices]:
+        name = unique("n")
+        await site.node(name)
+        await site.nodes_are_seen(last=name)
+        site.extender.calls.clear()
+        found = Devices(site, name, await make_class(site.client))
+        try:
+            yield found
+        finally:
+            await found.clear()
+
+    async def test_pod_with_claims_alone_meets_the_extender(self, gpus: Devices) -> None:
+        await gpus.publish(gpu(0))
+        pod, claim = await gpus.share("10Gi")
+        assert await gpus.site.bound(pod) == gpus.node
+        assert gpus.site.extender.verbs_for(pod["metadata"]["name"]) == ["filter", "bind"]
+        (result,) = await gpus.results(claim)
+        assert result["device"] == "gpu-0"
+
+    async def test_extender_refuses_a_node_for_a_pod_with_claims_alone(self, gpus: Devices) -> None:
+        await gpus.publish(gpu(0))
+        gpus.site.extender.filter = lambda args: {
+            "NodeNames": [],
+            "FailedNodes": dict.fromkeys(args["NodeNames"], "quota: 3 of 3 used"),
+        }
+        pod, claim = await gpus.share("10Gi")
+        assert "1 quota: 3 of 3 used" in await gpus.site.condition(pod, "Unschedulable")
+        assert await gpus.results(claim) == []
+
+    async def test_pod_that_asks_for_nothing_meets_the_extender_too(self, site: Site) -> None:
+        await site.node("n1")
+        pod = await site.pod({"cpu": "1"})
+        assert await site.bound(pod) == "n1"
+        assert site.extender.verbs_for(pod["metadata"]["name"]) == ["filter", "bind"]
+
+    async def test_amounts_of_ignored_resources_are_the_extenders(self, site: Site) -> None:
+        await site.node("n1")  # it offers none of the resource
+        limits = {"nvidia.com/gpu": "7", "nvidia.com/gpumem": "3000"}
+        assert await site.bound(await site.pod(limits)) == "n1"
