@@ -4,11 +4,15 @@
 from typing import Any
 
 import pytest
+import yaml
 
+from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.dra import names
 from hami_common.runtime.settings import load
+from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.settings import Settings
 from hami_sim.apiserver.cel import Program
+from hami_webhook.settings import Settings as WebhookSettings
 from tests.integration.deploy.test_hami_components import render
 from tests.integration.deploy.test_kueue import settings_of
 
@@ -113,3 +117,69 @@ def test_class_selects_our_driver(rendered: Rendered) -> None:
     program = Program(selector["cel"]["expression"], frozenset({"device"}))
     assert program({"device": {"driver": names.DRIVER}}) is True
     assert program({"device": {"driver": "gpu.example.com"}}) is False
+
+
+def webhook_of(objects: Rendered) -> WebhookSettings:
+    """Settings of the webhook."""
+    spec = objects["Deployment", "hami-webhook"]["spec"]["template"]["spec"]
+    (found,) = (one for one in spec["containers"] if one["name"] == "webhook")
+    environment = {one["name"]: one["value"] for one in found.get("env", ()) if "value" in one}
+    return load(WebhookSettings, service="webhook", argv=[], environ=environment).settings
+
+
+def test_pods_may_ask_for_claims_with_the_component_alone(
+    rendered: Rendered, plain: Rendered
+) -> None:
+    assert not webhook_of(plain).policy.dra_enabled
+    policy = webhook_of(rendered).policy
+    assert policy.dra_enabled
+    assert policy.allocation_mode == "device-plugin"
+
+
+def test_label_of_a_namespace_chooses_the_webhook(rendered: Rendered, plain: Rendered) -> None:
+    hook = ("MutatingWebhookConfiguration", "hami-webhook")
+    client = Client(namespace="hami-system", service="hami-webhook")
+    names = Catalog.from_settings().resource_names()
+    expected = mutating_webhook_configuration(names, client, with_modes=True)["webhooks"]
+    found = {one["name"]: one for one in rendered[hook]["webhooks"]}
+    assert found.keys() == {one["name"] for one in expected}
+    for one in expected:
+        assert found[one["name"]]["namespaceSelector"] == one["namespaceSelector"]
+        assert found[one["name"]]["clientConfig"] == one["clientConfig"]
+        assert found[one["name"]]["failurePolicy"] == "Fail"
+    unchanged = {one["name"]: one for one in plain[hook]["webhooks"]}["update.pods.hami.io"]
+    assert found["update.pods.hami.io"] == unchanged
+
+
+def kube_scheduler_of(objects: Rendered) -> dict[str, Any]:
+    """Configuration of kube-scheduler."""
+    key = next(key for key in objects if key[1].startswith("hami-kube-scheduler-config"))
+    loaded: dict[str, Any] = yaml.safe_load(objects[key]["data"]["kube-scheduler.yaml"])
+    return loaded
+
+
+def test_kube_scheduler_sends_every_pod_of_its_profile_to_the_extender(
+    rendered: Rendered, plain: Rendered
+) -> None:
+    after, before = kube_scheduler_of(rendered), kube_scheduler_of(plain)
+    (plugin,) = after["profiles"][0].pop("pluginConfig")
+    assert plugin["name"] == "NodeResourcesFit"
+    managed = before["extenders"][0].pop("managedResources")
+    assert {one["name"] for one in managed} <= set(plugin["args"]["ignoredResources"])
+    assert after == before
+
+
+def test_webhooks_of_the_modes_know_the_dialect_of_volcano(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    parts = ("nvidia", "volcano", "dra")
+    objects = render(tmp_path_factory.mktemp("both"), parts)
+    webhooks = objects["MutatingWebhookConfiguration", "hami-webhook"]["webhooks"]
+    created = [one for one in webhooks if one["name"].endswith("create.pods.hami.io")]
+    assert len(created) == 3
+    for one in created:
+        assert "volcano.sh/vgpu-number" in str(one["matchConditions"][0])
+    after = kube_scheduler_of(objects)
+    assert "managedResources" not in after["extenders"][0]
+    (plugin,) = after["profiles"][0]["pluginConfig"]
+    assert "volcano.sh/vgpu-number" in plugin["args"]["ignoredResources"]

@@ -15,6 +15,7 @@ from hami_common.pods import annotations as keys
 from hami_common.runtime import kubeio
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
+from hami_webhook.core.mutate import AdmissionPolicy
 from hami_webhook.shell.render import FLAG, render
 from tests.support.admission import asking_pod
 from tests.support.webhook import RunningWebhook, run_webhook
@@ -25,18 +26,22 @@ WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path) -> AsyncIterator[tuple[kubeio.KubeClient, RunningWebhook]]:
+async def cluster(
+    tmp_path: Path, *flags: str, policy: AdmissionPolicy | None = None
+) -> AsyncIterator[tuple[kubeio.KubeClient, RunningWebhook]]:
     async with (
         ApiServer(Settings(controllers=False)) as server,
         kubeio.connect(str(server.kubeconfig(tmp_path / "kubeconfig"))) as api,
-        run_webhook(tmp_path / "tls", CertificateAuthority()) as webhook,
+        run_webhook(
+            tmp_path / "tls", CertificateAuthority(), policy=policy or AdmissionPolicy()
+        ) as webhook,
     ):
         await api.create("/api/v1/namespaces", b'{"metadata":{"name":"team-a"}}')
         for namespace in ("team-a", "kube-system"):
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
             await api.create(path, b'{"metadata":{"name":"default"}}')
         authority = str(tmp_path / "tls" / "ca.crt")
-        text = render([FLAG, "--url", webhook.url, "--ca-file", authority])
+        text = render([FLAG, "--url", webhook.url, "--ca-file", authority, *flags])
         await api.create(WEBHOOKS, msgspec.json.encode(yaml.safe_load(text)))
         yield api, webhook
 
@@ -52,6 +57,11 @@ async def unreachable(api: kubeio.KubeClient) -> None:
     for entry in document["webhooks"]:
         entry["clientConfig"]["url"] = "https://127.0.0.1:1/mutate"
     await api.replace(f"{WEBHOOKS}/hami-webhook", msgspec.json.encode(document))
+
+
+def metadata_of(pod: dict[str, Any]) -> dict[str, Any]:
+    """Metadata that a user copies from a live pod."""
+    return {key: pod["metadata"][key] for key in ("namespace", "labels", "annotations")}
 
 
 def idle_pod(name: str) -> dict[str, Any]:
@@ -71,6 +81,30 @@ async def test_pod_with_devices_is_prepared_and_others_bypass_the_webhook(tmp_pa
         name = "hami_webhook_admissions_total"
         assert webhook.sample(name, operation="create", outcome="changed") == 1
         assert webhook.sample(name, operation="create", outcome="allowed") == 0
+
+
+async def test_label_of_a_namespace_switches_its_pods_to_claims(tmp_path: Path) -> None:
+    policy = AdmissionPolicy(dra_enabled=True)
+    async with cluster(tmp_path, "--with-modes", policy=policy) as (api, webhook):
+        plain = await create(api, asking_pod("plain", gpu="1"))
+        assert "resourceClaims" not in plain["spec"]
+        label = {"metadata": {"labels": {keys.ALLOCATION_MODE: "dra"}}}
+        await api.patch("/api/v1/namespaces/team-a", msgspec.json.encode(label))
+        pods = [await create(api, asking_pod(f"p{n}", gpu="1", gpumem="3000")) for n in range(2)]
+        names = set()
+        for pod in pods:
+            (entry,) = pod["spec"]["resourceClaims"]
+            names.add(entry["resourceClaimName"])
+            (container,) = pod["spec"]["containers"]
+            use = {"name": "hami", "request": "main-nvidia"}
+            assert container["resources"] == {"claims": [use]}
+            assert pod["metadata"]["labels"][keys.MANAGED_LABEL] == "true"
+        assert len(names) == 2
+        # The YAML of a live pod, as its owner would apply it again.
+        again = await create(api, pods[0] | {"metadata": {**metadata_of(pods[0]), "name": "again"}})
+        assert again["spec"]["resourceClaims"][0]["resourceClaimName"] not in names
+        name = "hami_webhook_admissions_total"
+        assert webhook.sample(name, operation="create", outcome="changed") == 4
 
 
 async def test_refusal_reaches_the_user_with_its_message(tmp_path: Path) -> None:

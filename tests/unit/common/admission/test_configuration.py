@@ -83,6 +83,49 @@ def test_update_of_a_pod_without_the_label_is_not_sent(metadata: dict[str, Any])
     assert not matches(1, pod(metadata=metadata), pod(metadata=metadata))
 
 
+def test_pod_with_resources_in_the_annotation_is_sent() -> None:
+    claimed = pod(metadata={"annotations": {keys.CLAIMED_RESOURCES: "{}"}})
+    assert matches(0, claimed)
+    assert matches(1, claimed, pod())
+    assert matches(1, pod(), claimed)
+
+
+@pytest.mark.parametrize(
+    ("labels", "path"),
+    [
+        ({}, "/mutate"),
+        ({keys.ALLOCATION_MODE: "dra"}, "/mutate/dra"),
+        ({keys.ALLOCATION_MODE: "device-plugin"}, "/mutate/device-plugin"),
+        ({keys.ALLOCATION_MODE: "something else"}, "/mutate"),
+        ({keys.ALLOCATION_MODE: "dra", keys.WEBHOOK_LABEL: keys.WEBHOOK_IGNORE}, ""),
+    ],
+)
+def test_label_of_a_namespace_chooses_the_path(labels: dict[str, str], path: str) -> None:
+    for client in (CLIENT, Client(url="https://127.0.0.1:9443/mutate")):
+        document = mutating_webhook_configuration(NAMES, client, with_modes=True)
+        paths = []
+        for webhook in document["webhooks"]:
+            selected = selector_from_object(webhook["namespaceSelector"])
+            assert selected is not None
+            if selected.matches(labels) and webhook["rules"][0]["operations"] == ["CREATE"]:
+                config = webhook["clientConfig"]
+                paths.append(
+                    config["service"]["path"]
+                    if "service" in config
+                    else config["url"].removeprefix("https://127.0.0.1:9443")
+                )
+        assert paths == ([path] if path else [])
+
+
+def test_webhooks_of_all_modes_get_the_same_pods() -> None:
+    document = mutating_webhook_configuration(NAMES, CLIENT, with_modes=True)
+    first, *others, _ = document["webhooks"]
+    assert len(others) == 2
+    for webhook in others:
+        for field in ("rules", "matchConditions", "failurePolicy", "reinvocationPolicy"):
+            assert webhook[field] == first[field]
+
+
 def test_update_that_drops_the_label_is_sent() -> None:
     ours = pod(metadata={"labels": {keys.MANAGED_LABEL: "true"}})
     assert matches(1, pod(), ours)

@@ -17,6 +17,7 @@ from hami_common.admission.policies import (
     ENVIRONMENT_LABEL,
     admission_policies,
 )
+from hami_common.dra.podclaims import POD_CLAIM, claim_name, request_name
 from hami_common.pods import annotations as keys
 from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
@@ -36,14 +37,20 @@ def program(text: str) -> Program:
     return Program(text, NAMES)
 
 
-def refusals(pod: Obj, *, operation: str = "CREATE", old: Obj | None = None) -> set[str]:
+def refusals(
+    pod: Obj, *, operation: str = "CREATE", old: Obj | None = None, kind: str = "Pod"
+) -> set[str]:
     """Names of the policies that refuse the request."""
     found = set()
     for name, spec in POLICIES.items():
         env: Obj = {
             "object": pod,
             "oldObject": old,
-            "request": {"operation": operation, "userInfo": {"username": "tess"}},
+            "request": {
+                "operation": operation,
+                "kind": {"kind": kind},
+                "userInfo": {"username": "tess"},
+            },
         }
         env["variables"] = {
             one["name"]: program(one["expression"])(env) for one in spec.get("variables", [])
@@ -81,6 +88,52 @@ def prepared(name: str = "main") -> Obj:
 @pytest.mark.parametrize("name", ["main", "c" * 63, "ends-with-dashes" + "-" * 40 + "x"])
 def test_pod_prepared_by_the_webhook_is_admitted(name: str) -> None:
     assert refusals(prepared(name)) == set()
+
+
+def claimed(name: str = "main", text: str = "{}", **more: Any) -> Obj:
+    """A pod that gets its devices by a claim, as the webhook makes it."""
+    use = {"name": POD_CLAIM, "request": request_name(name, "nvidia")}
+    made = pod(
+        {"name": name, "resources": {"claims": [use]}, **more},
+        labels={keys.MANAGED_LABEL: "true"},
+        resourceClaims=[{"name": POD_CLAIM, "resourceClaimName": claim_name("a")}],
+    )
+    made["metadata"]["annotations"] = {keys.CLAIMED_RESOURCES: text}
+    return made
+
+
+def test_pod_with_a_claim_is_limited_as_one_with_limits() -> None:
+    assert refusals(claimed()) == set()
+    assert refusals(claimed(volumeMounts=[{"name": "v", "mountPath": "/etc/hami"}])) == {"limiter"}
+    assert refusals(claimed(volumeMounts=[{"name": "v", "mountPath": "/etc"}])) == {"limiter"}
+    assert refusals(claimed(envFrom=[{"configMapRef": {"name": "c"}}])) == {"limiter"}
+    crowd = claimed()
+    crowd["spec"]["volumes"] = [{"name": f"v{i}"} for i in range(2000)]
+    assert refusals(crowd) == {"pod-bounds"}
+    ignored = claimed()
+    ignored["spec"]["schedulerName"] = "theirs"
+    ignored["metadata"]["labels"] = {keys.WEBHOOK_LABEL: keys.WEBHOOK_IGNORE}
+    assert refusals(ignored) == {"webhook-opt-out"}
+
+
+def test_volumes_that_would_hide_the_mounts_of_a_claim_are_refused() -> None:
+    hiding = prepared()
+    assert refusals(hiding) == set()
+    hiding["metadata"]["annotations"] = {keys.CLAIMED_RESOURCES: "{}"}
+    assert refusals(hiding) == {"limiter"}
+
+
+def test_resources_of_a_claim_are_settled_at_creation() -> None:
+    without, policy = claimed(), {"allocation-annotations"}
+    del without["metadata"]["annotations"]
+    other = claimed(text='{"main":{"nvidia.com/gpumem":"99999"}}')
+    assert refusals(claimed(), operation="UPDATE", old=claimed()) == set()
+    assert refusals(without, operation="UPDATE", old=without) == set()
+    for before, after in ((claimed(), other), (claimed(), without), (without, claimed())):
+        assert refusals(after, operation="UPDATE", old=before) == policy
+    binding = {"metadata": {"name": "p", "annotations": {keys.CLAIMED_RESOURCES: "{}"}}}
+    binding["spec"] = {"containers": []}
+    assert refusals(binding, kind="Binding") == policy
 
 
 def test_pods_without_devices_are_admitted() -> None:

@@ -19,6 +19,20 @@ def test_every_resource_of_ours_is_the_extenders_to_count() -> None:
     assert settings.profiles == (HAMI_PROFILE,), "others' pods are the cluster's own to place"
 
 
+def test_component_dra_ignores_the_same_resources_and_manages_none() -> None:
+    settings = load(configuration.shipped_directory() / configuration.DRA / "kube-scheduler.yaml")
+    (extender,) = settings.extenders
+    assert extender.managed == ()
+    assert settings.ignored_resources >= set(OUR_RESOURCES)
+    document = configuration.scheduler_configuration(
+        Path("k"), extender_url="http://127.0.0.1:1", dra=True
+    )
+    assert "managedResources" not in document["extenders"][0]
+    kinds = {one["kind"] for one in configuration.dra_objects()}
+    assert {"ClusterRole", "ClusterRoleBinding", "DeviceClass"} <= kinds
+    assert not any("Policy" in kind for kind in kinds)
+
+
 def test_an_extender_sees_every_node_and_waiting_pods_are_soon_tried_again() -> None:
     (document,) = configuration.shipped("kube-scheduler.yaml")
     assert document["percentageOfNodesToScore"] == 100

@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 from jsonpatch import apply_patch
+from msgspec.structs import replace
 
 from hami_common.compat import volcano
+from hami_common.dra.podclaims import encode_resources
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.pods.visibility import DEVICE_VARIABLES
@@ -53,6 +55,34 @@ def test_reserved_annotation_may_be_changed_by_the_scheduler() -> None:
         view(), view({keys.FENCE: "1"}), user=scheduler, policy=POLICY, catalog=CATALOG
     )
     assert verdict.allowed
+
+
+SETTLED = [
+    ({}, {keys.CLAIMED_RESOURCES: "{}"}),
+    ({keys.CLAIMED_RESOURCES: "{}"}, {keys.CLAIMED_RESOURCES: '{"main":{}}'}),
+    ({keys.CLAIMED_RESOURCES: "{}"}, {}),
+    ({keys.CLAIMED_RESOURCES: "{}"}, {keys.CLAIMED_RESOURCES: "{}", keys.ALLOCATION_MODE: "dra"}),
+    ({keys.ALLOCATION_MODE: "dra"}, {keys.ALLOCATION_MODE: "device-plugin"}),
+    ({keys.ALLOCATION_MODE: "dra"}, {}),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SETTLED)
+def test_mode_and_resources_are_settled_at_creation(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    ours = {keys.MANAGED_LABEL: "true"}
+    verdict = validate_update(
+        view(before, ours), view(after, ours), user="alice", policy=POLICY, catalog=CATALOG
+    )
+    assert not verdict.allowed
+    assert "the creation of the pod settles how it gets its devices" in verdict.message
+
+
+def test_mode_of_a_pod_that_is_not_ours_is_free() -> None:
+    after = view({keys.ALLOCATION_MODE: "dra"})
+    verdict = validate_update(view(), after, user="alice", policy=POLICY, catalog=CATALOG)
+    assert verdict == Verdict()
 
 
 def test_other_annotations_are_free() -> None:
@@ -112,6 +142,48 @@ def test_ephemeral_container_cannot_mount_over_the_limits() -> None:
 def test_ephemeral_containers_of_other_pods_are_free() -> None:
     old = msgspec.convert({"spec": {"containers": [{"name": "m"}]}}, PodView)
     assert validate_ephemeral({}, old, old, catalog=CATALOG) == Verdict()
+
+
+def of_claimed(**more: Any) -> Verdict:
+    """The verdict on an ephemeral container of a pod whose container ``main`` uses a claim."""
+    debug = {"name": "debug", "targetContainerName": "main", **more}
+    resources = encode_resources({"main": {"nvidia.com/gpu": "1"}})
+    document: dict[str, Any] = {
+        "metadata": {"name": "p", "annotations": {keys.CLAIMED_RESOURCES: resources}},
+        "spec": {
+            "containers": [{"name": "main"}, {"name": "idle"}],
+            "ephemeralContainers": [debug],
+        },
+    }
+    new = msgspec.convert(document, PodView)
+    old = replace(new, spec=replace(new.spec, ephemeral_containers=None))
+    return validate_ephemeral(document, old, new, catalog=CATALOG)
+
+
+def test_ephemeral_container_cannot_use_a_claim_and_a_warning_says_so() -> None:
+    verdict = of_claimed()
+    assert verdict.allowed
+    assert verdict.operations == ()
+    (warning,) = verdict.warnings
+    assert warning == (
+        "ephemeral container debug: it sees no device, because main has its share by a claim, "
+        "which ephemeral containers cannot use"
+    )
+    assert of_claimed(targetContainerName="idle").warnings == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"securityContext": {"privileged": True}},
+        {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+        {"volumeMounts": [{"name": "v", "mountPath": "/etc/hami"}]},
+    ],
+)
+def test_ephemeral_container_of_a_pod_with_a_claim_is_held_to_the_same_rules(
+    more: dict[str, Any],
+) -> None:
+    assert not of_claimed(**more).allowed
 
 
 VOLCANO = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(dialects=("volcano",))))

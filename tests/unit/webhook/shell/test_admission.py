@@ -9,6 +9,7 @@ import jsonpatch
 import pytest
 
 from hami_common.bus import subjects
+from hami_common.dra.podclaims import claim_name
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.pods import annotations as keys
@@ -171,6 +172,30 @@ async def test_validating_never_patches(wired: Wired) -> None:
     assert answer["response"]["allowed"]
     del prepared["spec"]["volumes"]
     assert patch_of(await wired.answer(review(prepared), path="/validate")) == []
+
+
+async def test_path_names_the_mode_of_the_namespace() -> None:
+    wired = Wired(policy=AdmissionPolicy(dra_enabled=True))
+    try:
+        pod = asking_pod(gpu="1", gpumem="3000")
+        made = {
+            path: jsonpatch.apply_patch(
+                pod, patch_of(await wired.answer(review(pod, uid=path), path=path))
+            )
+            for path in ("/mutate", "/mutate/device-plugin", "/mutate/dra")
+        }
+        assert made["/mutate"]["spec"] == made["/mutate/device-plugin"]["spec"]
+        claimed = made["/mutate/dra"]
+        (entry,) = claimed["spec"]["resourceClaims"]
+        assert entry == {"name": "hami", "resourceClaimName": claim_name("/mutate/dra")}
+        # The validating call has another uid and knows no namespace.
+        answer = await wired.answer(review(claimed, uid="later"), path="/validate")
+        assert answer["response"]["allowed"], answer
+        del claimed["spec"]["resourceClaims"]
+        answer = await wired.answer(review(claimed, uid="later"), path="/validate")
+        assert "another webhook removed it" in answer["response"]["status"]["message"]
+    finally:
+        wired.close()
 
 
 @pytest.mark.parametrize("what", ["label", "scheduler"])
