@@ -16,6 +16,7 @@ import anyio
 import pytest
 import yaml
 
+from hami_common.dra.podclaims import claim_name, encode_resources
 from hami_common.pods import annotations
 from hami_sim.certs import CertificateAuthority
 from hami_sim.kube import Access
@@ -363,6 +364,50 @@ async def test_env_from_with_its_own_prefix_is_admitted(guarded: Site) -> None:
     made, why = await guarded.created(pod([share(envFrom=taken)]))
     assert why == ""
     assert "env" not in made["spec"]["containers"][0]
+
+
+def claimed(**more: Any) -> Obj:
+    """A pod with the annotation, label and claim that the webhook writes in mode ``dra``."""
+    use = {"name": "hami", "request": "main-nvidia"}
+    made = pod(
+        [container(resources={"claims": [use]}, **more)],
+        labels={annotations.MANAGED_LABEL: "true"},
+        resourceClaims=[{"name": "hami", "resourceClaimName": claim_name("of another pod")}],
+    )
+    resources = encode_resources({"main": {"nvidia.com/gpu": "1"}})
+    made["metadata"]["annotations"] = {annotations.CLAIMED_RESOURCES: resources}
+    return made
+
+
+async def test_forged_use_of_a_claim_is_held_to_the_rules_of_a_share(guarded: Site) -> None:
+    hiding: Obj = {"name": "v", "mountPath": "/etc/hami"}
+    empty = {"name": "v", "emptyDir": {}}
+    over = claimed(volumeMounts=[hiding])
+    over["spec"]["volumes"] = [empty]
+    of_ours = claimed(volumeMounts=[{**hiding, "name": "hami-limits-main"}])
+    of_ours["spec"]["volumes"] = [{**empty, "name": "hami-limits-main"}]
+    for attempt in (over, of_ours):
+        made, why = await guarded.created(attempt)
+        mounts = made.get("spec", {"containers": [{}]})["containers"][0].get("volumeMounts", [])
+        assert why or not any(mount["name"] == "v" for mount in mounts)
+        volumes = made.get("spec", {}).get("volumes", [])
+        assert why or not any("emptyDir" in one for one in volumes if "limits" in one["name"])
+    made, why = await guarded.created(claimed(envFrom=[{"configMapRef": {"name": "cm"}}]))
+    assert why or gives(made) == []
+    _, why = await guarded.created(claimed() | {"metadata": {"name": "p", "labels": OPT_OUT}})
+    assert "take the label off" in why
+
+
+async def test_resources_of_a_claim_are_not_changed_after_creation(guarded: Site) -> None:
+    plain = pod([container()])
+    plain["spec"]["schedulerName"] = "default-scheduler"
+    made = await guarded.tenant.create("pods", plain, NAMESPACE)
+    change = {"metadata": {"annotations": claimed()["metadata"]["annotations"]}}
+    with pytest.raises(StatusError) as refused:
+        await guarded.tenant.patch("pods", made["metadata"]["name"], change, namespace=NAMESPACE)
+    assert refused.value.code == 403
+    assert "settle" in str(refused.value)
+    await guarded.tenant.delete("pods", made["metadata"]["name"], NAMESPACE)
 
 
 async def test_pod_of_thousands_of_containers_is_refused_at_once(guarded: Site) -> None:
