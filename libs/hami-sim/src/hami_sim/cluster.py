@@ -48,7 +48,6 @@ from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml, write_capabilities
 from hami_sim.kubelet.launcher import driver_programs
 from hami_sim.kubelet.settings import KubeletSettings
-from hami_sim.kubernetes import configuration
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
 from hami_sim.planes import PlaneName, answers, make_plane
@@ -303,7 +302,7 @@ class Cluster:
 
     async def _install_dra(self) -> None:
         """Create the roles and classes of the component ``dra``."""
-        for document in configuration.dra_objects():
+        for document in self.plane.dra_objects():
             kind = document["kind"].lower()
             plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
             namespace = document["metadata"].get("namespace", "")

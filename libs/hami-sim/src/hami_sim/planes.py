@@ -21,7 +21,8 @@ import yaml
 
 from hami_common.errors import Unavailable
 from hami_sim.kube import Access, Objects
-from hami_sim.kubernetes import ControlPlane, Programs, programs
+from hami_sim.kubernetes import ControlPlane, Programs, configuration, programs
+from hami_sim.kubernetes.configuration import Document
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.ports import free_port
 from hami_sim.process import Process
@@ -92,6 +93,10 @@ class Plane(Protocol):
 
     async def add_scheduler(self, extender_url: str, *, backoff_s: float, dra: bool) -> None:
         """Set up kube-scheduler; with ``dra``, every pod meets the extender."""
+        ...
+
+    def dra_objects(self) -> list[Document]:
+        """Return what the component ``dra`` adds to the API of this plane."""
         ...
 
     async def is_scheduler_ready(self) -> bool:
@@ -179,6 +184,10 @@ class SimulatedPlane:
         arguments += ["--initial-backoff-s", f"{backoff_s:g}", *(["--dra"] if dra else [])]
         self._add(SCHEDULER, "hami_sim.kubescheduler", arguments)
 
+    def dra_objects(self) -> list[Document]:
+        """Return the classes; every client is the administrator, so no roles."""
+        return [one for one in configuration.dra_objects() if one["kind"] == "DeviceClass"]
+
     async def is_scheduler_ready(self) -> bool:
         """Return true always: pods wait until the scheduler runs."""
         return True
@@ -259,6 +268,10 @@ class RealPlane:
         login = await self._control.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
         self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s, dra=dra)
         self._take_processes()
+
+    def dra_objects(self) -> list[Document]:
+        """Return the roles and classes."""
+        return configuration.dra_objects()
 
     def add_default_scheduler(self) -> Process:
         """Set up a kube-scheduler without the extender in place of the other, which has ended."""
