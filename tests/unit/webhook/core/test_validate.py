@@ -79,6 +79,50 @@ def test_mode_and_resources_are_settled_at_creation(
     assert "the creation of the pod settles how it gets its devices" in verdict.message
 
 
+def claimed_pod(**resources: Any) -> dict[str, Any]:
+    """A pod with its resources in the annotation, and these of its container ``main``."""
+    moved = encode_resources({"main": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}})
+    main = {"name": "main", "resources": {"claims": [{"name": "hami"}], **resources}}
+    return {
+        "metadata": {"name": "p", "annotations": {keys.CLAIMED_RESOURCES: moved}},
+        "spec": {"containers": [main]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("applied", "stored"),
+    [
+        ({"limits": {"nvidia.com/gpumem": "3k"}}, {}),
+        (
+            {
+                "limits": {"cpu": "1", "nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000},
+                "requests": {"nvidia.com/gpu": "1"},
+            },
+            {"limits": {"cpu": "1"}},
+        ),
+        ({"limits": {"cpu": "1"}}, {"limits": {"cpu": "1"}}),
+    ],
+)
+def test_unchanged_manifest_can_be_applied_again(
+    applied: dict[str, Any], stored: dict[str, Any]
+) -> None:
+    old, new = claimed_pod(), claimed_pod(**applied)
+    views = [msgspec.convert(one, PodView) for one in (old, new)]
+    verdict = validate_update(*views, user="alice", policy=POLICY, catalog=CATALOG)
+    assert verdict.allowed, verdict.message
+    assert apply_patch(new, list(verdict.operations)) == claimed_pod(**stored)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"nvidia.com/gpumem": "4000"}, {"nvidia.com/gpucores": "1"}, {"amd.com/gpu": "1"}]
+)
+def test_amounts_of_a_claim_are_not_changed_by_limits(limits: dict[str, str]) -> None:
+    views = [msgspec.convert(one, PodView) for one in (claimed_pod(), claimed_pod(limits=limits))]
+    verdict = validate_update(*views, user="alice", policy=POLICY, catalog=CATALOG)
+    assert not verdict.allowed
+    assert "delete the pod and create it again" in verdict.message
+
+
 def test_mode_of_a_pod_that_is_not_ours_is_free() -> None:
     after = view({keys.ALLOCATION_MODE: "dra"})
     verdict = validate_update(view(), after, user="alice", policy=POLICY, catalog=CATALOG)

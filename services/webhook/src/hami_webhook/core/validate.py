@@ -15,9 +15,11 @@ from hami_common.admission.mounts import forbidden_mount, mounts_of
 from hami_common.admission.review import Operation
 from hami_common.compat import volcano
 from hami_common.dra.podclaims import claim_of, is_claimed, restored
+from hami_common.errors import RequestInvalid
 from hami_common.pods import annotations as keys
-from hami_common.pods.podview import ContainerView, PodView
+from hami_common.pods.podview import ContainerView, PodView, ResourcesView
 from hami_common.pods.visibility import DEVICE_VARIABLES, from_elsewhere
+from hami_common.units import parse_quantity
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.draft import Document
 from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, env_from_denied
@@ -81,8 +83,12 @@ def validate_update(
     old: PodView, new: PodView, *, user: str, policy: AdmissionPolicy, catalog: Catalog
 ) -> Verdict:
     """Return the verdict on an update by ``user``."""
+    try:
+        moved = _moved_again(old, new, catalog.resource_names()) if is_claimed(old) else []
+    except RequestInvalid as error:
+        return Verdict(allowed=False, invalid=True, concerns_us=True, message=str(error))
     if user in policy.trusted_users:
-        return Verdict()
+        return Verdict(operations=tuple(moved))
     if changed := changed_reserved_keys(old, new):
         return Verdict(
             allowed=False,
@@ -112,7 +118,47 @@ def validate_update(
                 "this label; leave it as it is"
             ),
         )
-    return Verdict(operations=_kept(old, new) if "volcano" in catalog.dialects else ())
+    kept = _kept(old, new) if "volcano" in catalog.dialects else ()
+    return Verdict(operations=(*moved, *kept))
+
+
+def _moved_again(old: PodView, new: PodView, resource_names: frozenset[str]) -> list[Operation]:
+    """Return the changes that take resources which a claim gives out of limits and requests.
+
+    An unchanged manifest is applied again with its limits, which the live pod no longer has, and
+    the API server would deny them. ``RequestInvalid``: the amounts are others.
+    """
+    operations: list[Operation] = []
+    for group, containers in (
+        ("initContainers", new.spec.init_containers or []),
+        ("containers", new.spec.containers),
+    ):
+        for index, container in enumerate(containers):
+            resources = container.resources or ResourcesView()
+            for part, amounts in (("limits", resources.limits), ("requests", resources.requests)):
+                own = (amounts or {}).keys() & resource_names
+                if not own:
+                    continue
+                _require_same(old, container, own)
+                path = f"/spec/{group}/{index}/resources/{part}"
+                names = [f"/{name.replace('/', '~1')}" for name in sorted(own)]
+                if len(own) == len(amounts or {}):
+                    names = [""]
+                operations += [{"op": "remove", "path": f"{path}{name}"} for name in names]
+    return operations
+
+
+def _require_same(old: PodView, container: ContainerView, own: Iterable[str]) -> None:
+    whole = {one.name: one for _, one in restored(old).containers_in_order()}
+    given = whole[container.name].limits() if container.name in whole else {}
+    for name in sorted(own):
+        amount = container.quantity(name) or ""
+        if parse_quantity(amount) != parse_quantity(given.get(name, "")):
+            raise RequestInvalid(
+                field=f"container {container.name}: resources.limits[{name}]",
+                problem="the pod gets its devices by a claim, whose amounts do not change",
+                fix="delete the pod and create it again",
+            )
 
 
 def _kept(old: PodView, new: PodView) -> tuple[Operation, ...]:
