@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from hami_nodeagent.core.region import HEADER_BYTES, Layout, parse_header
+from hami_nodeagent.core.living import Owner, ended_text
+from hami_nodeagent.core.region import HEADER_BYTES, Layout, owners, parse_header
 from tests.support.accounting import (
     ADDRESS,
     PLAIN,
@@ -276,6 +278,53 @@ def test_processes_of_the_same_number_in_two_namespaces_are_two(container: Conta
         assert one.ask(f"charge 0 {40 * MIB}") == 1
         one.kill()
         assert other.ask("charge 0 1") == 0, "who cannot be judged lives, though it has my number"
+
+
+def owner_of(container: Container, pid: int) -> Owner:
+    """The owner of a slot as it recorded itself."""
+    layout = parse_header(
+        container.region.read_bytes()[:HEADER_BYTES], container.region.stat().st_size
+    )
+    assert isinstance(layout, Layout)
+    slots = container.region.read_bytes()[layout.slots_at :][: layout.slots_bytes]
+    (found,) = (one for one in owners(slots) if one.pid == pid)
+    return found
+
+
+def test_memory_of_a_container_before_its_restart_is_reclaimed_once_the_agent_lists_it(
+    container: Container,
+) -> None:
+    """A restarted container has another pid namespace, as have other containers of a claim."""
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    before = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
+    listed = container.root / "run/hami-priority/bells/ended-1"
+    listed.parent.mkdir(parents=True)
+    with container.probe(before=before) as first:
+        assert first.ask(f"charge 0 {100 * MIB}") == 1
+        killed = owner_of(container, 1)
+        first.kill()
+    with container.probe(before=("unshare", "-Urpf", "--mount-proc", "--kill-child")) as second:
+        assert second.ask("charge 0 1") == 0, "it cannot be judged in the container"
+        other = replace(killed, start_ticks=killed.start_ticks + 1)
+        listed.write_text(ended_text([other, replace(killed, namespace=1), replace(killed, pid=2)]))
+        assert second.ask("charge 0 1") == 0, "another process is listed"
+        listed.write_text(ended_text([other, killed]))
+        assert second.ask(f"charge 0 {100 * MIB}") == 1
+        assert second.ask("processes") == 1
+
+
+@pytest.mark.parametrize("text", ["", "\n", "1", "1 2\n3", "x y z\n", "9" * 400, "0 0 0\n" * 9])
+def test_list_of_the_ended_that_is_no_list_frees_nothing(container: Container, text: str) -> None:
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    listed = container.root / "run/hami-priority/bells/ended-1"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(text)
+    before = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
+    with container.probe(before=before) as one, container.probe(before=before) as other:
+        assert one.ask(f"charge 0 {100 * MIB}") == 1
+        assert other.ask("charge 0 1") == 0
 
 
 def test_steady_path_makes_no_system_call(tmp_path: Path) -> None:

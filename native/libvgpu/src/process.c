@@ -10,11 +10,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "limits.h"
 #include "platform.h"
 
 #define TICKS_MASK ((UINT64_C(1) << 48) - 1)
 #define FIRST_TIME_NAMESPACE UINT64_C(0xeffffffa) /* of the machine; others shift the start times that they show */
 #define NAMESPACES_KNOWN 64
+#define ENDED_BYTES 16384u
 
 /* Fields of /proc/<pid>/stat, counted from 1 as in proc(5). */
 enum { FIELD_STATE = 3, FIELD_THREADS = 20, FIELD_START = 22, FIELD_START_CODE = 26, FIELD_START_STACK = 28 };
@@ -143,26 +145,47 @@ enum process_life process_life(const union region_owner *self, const union regio
 }
 
 /* Namespaces in which this process has seen a process through its own /proc: these are inside of its own. An owner of any
-   other namespace may be outside, where no process can be seen. */
-static uint32_t inner_namespaces[NAMESPACES_KNOWN];
+   other namespace may be outside, where no process can be seen. The kernel gives the number of a namespace that has
+   ended to the next one, which may be outside; so each has the start time of the youngest process seen in it, and
+   an owner that started later is not known to be inside. */
+struct inner_namespace {
+    uint32_t number;
+    uint64_t youngest_ticks;
+};
+static struct inner_namespace inner_namespaces[NAMESPACES_KNOWN];
 static uint32_t inner_namespace_count;
 
-static bool is_inner(uint32_t pid_namespace)
+static struct inner_namespace *inner_of(uint32_t pid_namespace)
 {
     uint32_t count = __atomic_load_n(&inner_namespace_count, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < count; i++)
-        if (__atomic_load_n(&inner_namespaces[i], __ATOMIC_RELAXED) == pid_namespace) return true;
-    return false;
+        if (__atomic_load_n(&inner_namespaces[i].number, __ATOMIC_RELAXED) == pid_namespace)
+            return &inner_namespaces[i];
+    return NULL;
 }
 
-static void know_inner(uint32_t pid_namespace)
+static bool is_inner(const union region_owner *owner)
 {
-    if (pid_namespace == 0 || is_inner(pid_namespace)) return;
-    /* Two threads may write one place: then one of the two is learned at the next look. */
-    uint32_t count = __atomic_load_n(&inner_namespace_count, __ATOMIC_ACQUIRE);
-    if (count >= NAMESPACES_KNOWN) return;
-    __atomic_store_n(&inner_namespaces[count], pid_namespace, __ATOMIC_RELAXED);
-    __atomic_store_n(&inner_namespace_count, count + 1, __ATOMIC_RELEASE);
+    const struct inner_namespace *known = inner_of(owner->pid_namespace);
+    return known && owner->start_ticks &&
+           owner->start_ticks <= __atomic_load_n(&known->youngest_ticks, __ATOMIC_RELAXED);
+}
+
+static void know_inner(uint32_t pid_namespace, uint64_t start_ticks)
+{
+    if (pid_namespace == 0) return;
+    struct inner_namespace *known = inner_of(pid_namespace);
+    if (!known) {
+        /* Two threads may write one place: then one of the two is learned at the next look. */
+        uint32_t count = __atomic_load_n(&inner_namespace_count, __ATOMIC_ACQUIRE);
+        if (count >= NAMESPACES_KNOWN) return;
+        known = &inner_namespaces[count];
+        __atomic_store_n(&known->youngest_ticks, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&known->number, pid_namespace, __ATOMIC_RELAXED);
+        __atomic_store_n(&inner_namespace_count, count + 1, __ATOMIC_RELEASE);
+    }
+    if (start_ticks > __atomic_load_n(&known->youngest_ticks, __ATOMIC_RELAXED))
+        __atomic_store_n(&known->youngest_ticks, start_ticks, __ATOMIC_RELAXED);
 }
 
 /* Last number on the NSpid line: the pid in the innermost namespace; 0: no such line. `depth` counts the numbers. */
@@ -212,11 +235,11 @@ static void see_process(struct inner_search *search, uint32_t pid)
     if (depth < 2) return;
     (void)snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
     uint32_t pid_namespace = (uint32_t)namespace_of(path);
-    for (size_t i = 0; i < search->count; i++)
-        if (search->owners[i].pid_namespace == pid_namespace)
-            know_inner(pid_namespace); /* one of an owner: others are of no interest */
     struct process_stat stat;
     if (!read_stat(pid, &stat)) return;
+    for (size_t i = 0; i < search->count; i++)
+        if (search->owners[i].pid_namespace == pid_namespace)
+            know_inner(pid_namespace, stat.start_ticks & TICKS_MASK); /* one of an owner: others are of no interest */
     for (size_t i = 0; i < search->count; i++) {
         const union region_owner *owner = &search->owners[i];
         if (owner->pid == inner && (!pid_namespace || owner->pid_namespace == pid_namespace) &&
@@ -231,10 +254,8 @@ static void see_processes(struct inner_search *search, DIR *directory)
         if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9') see_process(search, (uint32_t)number_of(entry->d_name));
 }
 
-void process_life_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
+static void judge_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        alive[i] = true;
     if (!proc_is_ours(self->pid)) return;
     int saved = errno;
     DIR *directory = opendir("/proc");
@@ -248,9 +269,46 @@ void process_life_inner(const union region_owner *self, const union region_owner
     bool searched = search.seen && search.status;
     if (searched) see_processes(&search, directory);
     for (size_t i = 0; searched && !search.blind && i < count; i++)
-        if (owners[i].pid_namespace != self->pid_namespace && !search.seen[i] && is_inner(owners[i].pid_namespace))
+        if (owners[i].pid_namespace != self->pid_namespace && !search.seen[i] && is_inner(&owners[i]))
             alive[i] = false;
     free(search.status);
     free(search.seen);
     closedir(directory);
+}
+
+static uint64_t next_number(const char **at)
+{
+    while (**at == ' ')
+        ++*at;
+    uint64_t value = number_of(*at);
+    while (**at >= '0' && **at <= '9')
+        ++*at;
+    return value;
+}
+
+static void judge_ended(const union region_owner *owners, bool *alive, size_t count)
+{
+    char *text = malloc(ENDED_BYTES);
+    if (!text) return;
+    bool is_read = platform_read_file(LIMITS_ENDED_PATH, text, ENDED_BYTES) > 0;
+    for (const char *at = text; is_read && *at; at++) {
+        uint64_t pid = next_number(&at);
+        uint64_t pid_namespace = next_number(&at);
+        uint64_t start_ticks = next_number(&at);
+        for (size_t i = 0; start_ticks && i < count; i++)
+            if (owners[i].pid == pid && owners[i].pid_namespace == pid_namespace && owners[i].start_ticks == start_ticks)
+                alive[i] = false;
+        while (*at && *at != '\n')
+            at++;
+        if (!*at) break;
+    }
+    free(text);
+}
+
+void process_life_foreign(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        alive[i] = true;
+    judge_inner(self, owners, alive, count);
+    judge_ended(owners, alive, count);
 }

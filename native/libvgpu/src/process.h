@@ -21,9 +21,11 @@ enum process_life { PROCESS_ALIVE, PROCESS_DEAD, PROCESS_UNKNOWN };
 /* State of `owner`, seen from `self`. Does not look into other pid namespaces: those are PROCESS_UNKNOWN. */
 enum process_life process_life(const union region_owner *self, const union region_owner *owner);
 
-/* Judge the owners of inner pid namespaces by going once through /proc: alive[i] becomes false for those that are
-   certainly gone, true for all others. `owners` may hold any. Costs a read per process of the container. */
-void process_life_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count);
+/* Judge the owners of other pid namespaces: alive[i] becomes false for those that are certainly gone, true for all
+   others. Inner namespaces are judged by going once through /proc, which costs a read per process of the container.
+   For the others, those of a container before its restart and of other containers with the same share, the agent lists
+   the owners that have ended: "<pid> <pid namespace> <start ticks>" a line. */
+void process_life_foreign(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count);
 
 /* Fields of /proc/<pid>/stat; from the last ')' on, because a program may be called "a (Z". */
 struct process_stat {

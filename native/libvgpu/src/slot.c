@@ -117,7 +117,7 @@ struct slot_found slot_reclaim(const struct region *region, const union region_o
         }
     }
     if (foreign_count == 0) return found;
-    process_life_inner(self, foreign, alive, foreign_count);
+    process_life_foreign(self, foreign, alive, foreign_count);
     for (uint32_t i = 0; i < foreign_count; i++) {
         if (alive[i]) {
             found.unknown++;

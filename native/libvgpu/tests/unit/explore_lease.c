@@ -106,7 +106,7 @@ enum process_life process_life(const union region_owner *self, const union regio
     return world.actors[index].dead ? PROCESS_DEAD : PROCESS_ALIVE;
 }
 
-void process_life_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
+void process_life_foreign(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
 {
     (void)self;
     (void)owners;

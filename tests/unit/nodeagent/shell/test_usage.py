@@ -22,6 +22,9 @@ from hami_nodeagent.drivers.errors import DriverMissing
 from hami_nodeagent.drivers.protocol import DeviceUsage, ProcessUsage
 from hami_nodeagent.settings import UsageSettings
 from hami_nodeagent.shell.breaches import REASON_TRAFFIC, BreachTeller
+from hami_nodeagent.shell.doorbell import Doorbells
+from hami_nodeagent.shell.ended import EndedLists
+from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.regions import region_path
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usage import UsageWatch
@@ -253,6 +256,22 @@ async def test_region_is_shown_to_the_byte(tmp_path: Path) -> None:
 def replace_time(worker: Process) -> Process:
     worker.last_launch_ns = int(SystemClock().monotonic_s() * 1e9)
     return worker
+
+
+async def test_ended_owners_are_listed_for_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    monkeypatch.setattr(desk.watch, "_ended", EndedLists(tmp_path))
+    desk.run_pod()
+    ended = Process(2, (Used(5),), namespace=9, start=3)
+    desk.write_region(Built(uuids=("nvidia-0",), processes=(ended, Process(4, namespace=8))))
+    directory = Doorbells(tmp_path).directory_of((UID, "main"))
+    monkeypatch.setattr(
+        Living, "dead_of", lambda _, owners: {one for one in owners if one.namespace == 9}
+    )
+    await desk.look(1)
+    assert (directory / "ended-1").read_text() == "2 9 3\n"
 
 
 async def test_whole_device_is_shown_with_the_drivers_figures(tmp_path: Path) -> None:

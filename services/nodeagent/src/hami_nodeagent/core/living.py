@@ -24,6 +24,8 @@ from hami_common.units import whole
 FIRST_NAMESPACE = 4026531836
 """Number that the kernel gives the machine's first PID namespace."""
 
+ENDED_MOST = 200
+"""Owners in a list of ended ones, which the library reads up to a size."""
 _STATE, _THREADS, _START = 0, 17, 19
 """Fields of ``stat`` after the name."""
 
@@ -56,6 +58,15 @@ class View(Struct, frozen=True, kw_only=True):
     """The namespace whose numbers ``/proc`` shows; 0: unknown."""
     is_complete: bool
     """No process was hidden."""
+
+
+def ended_text(owners: Collection[Owner]) -> str:
+    """Return the list of ended owners as the in-container library reads it (``process.h``).
+
+    Owners without a start time are left out: they cannot be told from successors.
+    """
+    known = sorted((one.pid, one.namespace, one.start_ticks) for one in owners if one.start_ticks)
+    return "".join(f"{' '.join(map(str, one))}\n" for one in known[:ENDED_MOST])
 
 
 def parse_stat(text: str) -> tuple[int, bool] | None:

@@ -39,6 +39,7 @@ from hami_nodeagent.core.usage import (
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.protocol import DeviceUsage, Driver, InstanceUsage
 from hami_nodeagent.shell.breaches import BreachTeller
+from hami_nodeagent.shell.ended import EndedLists
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.loaders import LoaderWatch
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
@@ -67,6 +68,7 @@ class UsageWatch:
         self._drivers = tuple(drivers)
         self._proc = Path(settings.host_proc)
         self._living = Living(self._proc)
+        self._ended = EndedLists(Path(settings.priority.directory))
         self._chance = random.SystemRandom()
         self._book_by_vendor = {
             driver.vendor: BreachBook(
@@ -340,6 +342,13 @@ class UsageWatch:
         regions = {key: found for key, found in read if found is not None}
         self._living.keep_only(
             [one.owner for found in regions.values() for one in (*found.processes, *found.ended)]
+        )
+        self._ended.write(
+            {
+                holder.owner: [process.owner for process in found.ended]
+                for holder in holders
+                if (found := regions.get((holder.pod_uid, holder.container))) is not None
+            }
         )
         return regions, failed
 
