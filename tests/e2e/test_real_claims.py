@@ -112,6 +112,31 @@ async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
 
 
+async def test_fault_of_a_claimed_device_is_in_the_status_of_the_pod(cluster: NodeCluster) -> None:
+    [used] = (await records_of(cluster))["claimed"].containers[0].shares
+    devices = (await slice_of(cluster))["spec"]["devices"]
+    index = next(
+        one["attributes"]["index"]["int"]
+        for one in devices
+        if one["attributes"]["uuid"]["string"] == used.uuid
+    )
+
+    async def shows(health: str) -> bool:
+        pod = await cluster.request("GET", f"{PODS}/claimed")
+        (status,) = pod["status"]["containerStatuses"]
+        shown = {
+            found["name"]: [one["health"] for one in found["resources"]]
+            for found in status.get("allocatedResourcesStatus") or ()
+        }
+        return shown == {"claim:gpu/main": [health]}
+
+    await cluster.until("kubelet shows a healthy device", lambda: shows("Healthy"))
+    cluster.hardware[NODE].lose(index)
+    await cluster.until("kubelet shows the fault", lambda: shows("Unhealthy"), limit_s=10)
+    cluster.hardware[NODE].restore(index)
+    await cluster.until("kubelet shows that it is over", lambda: shows("Healthy"), limit_s=60)
+
+
 async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeCluster) -> None:
     assert len(list(cluster.node.containerd.cdi_directory.iterdir())) == 1
     await cluster.processes[AGENT].kill()
