@@ -11,14 +11,25 @@ from typing import Any
 
 import anyio
 import pytest
-import yaml
 
 from hami_common.dra.names import DRIVER, pool_name
+from hami_common.pods import annotations
 from hami_sim.cluster import ClusterSpec, NodeSpec
-from tests.cluster.node.cluster import NodeCluster, run_node_cluster
+from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
 from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
-from tests.e2e.test_real_node import AGENT, LIMIT_S, NODE, all_run, has_its_own, records_of, share
+from tests.e2e.test_real_node import (
+    AGENT,
+    FOLLOW,
+    LIMIT_S,
+    NODE,
+    all_run,
+    has_its_own,
+    records_of,
+    share,
+    told_by,
+)
+from tests.e2e.test_resize import resize
 from tests.support.checker import problems_of
 
 pytestmark = [
@@ -28,7 +39,6 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GROUP = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{GROUP}/namespaces/default/resourceclaims"
 PODS = "/api/v1/namespaces/default/pods"
@@ -37,10 +47,8 @@ SPEC = ClusterSpec(
     slots=16,
     injection="devices",
     backoff_s=0.2,
-    settings={
-        "scheduler": {"reconcile_s": "5", "dra.enabled": "true"},
-        "nodeagent": {"dra.enabled": "true"},
-    },
+    dra=True,
+    settings={"scheduler": {"reconcile_s": "5"}},
 )
 
 
@@ -51,17 +59,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nod
         async with run_node_cluster(
             SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk)
         ) as cluster:
-            for file in ("agent-rbac", "scheduler-rbac", "device-class"):
-                for document in yaml.safe_load_all((COMPONENT / f"{file}.yaml").read_text()):
-                    await cluster.create(path_of(document), document)
             await cluster.until("slices are published", lambda: has_slice(cluster))
             yield cluster
-
-
-def path_of(document: dict[str, Any]) -> str:
-    """Path at which an object without a namespace is created."""
-    plural = {"DeviceClass": "deviceclasses"}.get(document["kind"], f"{document['kind'].lower()}s")
-    return f"/apis/{document['apiVersion']}/{plural}"
 
 
 async def has_slice(cluster: NodeCluster) -> bool:
@@ -157,3 +156,106 @@ async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeC
     with anyio.fail_after(30):
         while list(cluster.node.containerd.cdi_directory.iterdir()):
             await anyio.sleep(0.2)
+
+
+def moved(name: str, memory_mib: int, *, mode: str, **more: Any) -> dict[str, Any]:
+    """A pod that gets its resource limits in this allocation mode."""
+    pod: dict[str, Any] = share(name, memory_mib, **more)
+    pod["metadata"]["annotations"] = {annotations.ALLOCATION_MODE: mode}
+    pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpucores"] = "30"
+    return pod
+
+
+async def test_pod_has_by_its_claim_what_the_device_plugin_gives(cluster: NodeCluster) -> None:
+    names = ["by-plugin", "by-claim"]
+    for name, mode in zip(names, ("device-plugin", "dra"), strict=True):
+        await cluster.create_pod(moved(name, 3000, mode=mode))
+    await all_run(cluster, names)
+    assert await has_its_own(cluster, names) == []
+    records = await records_of(cluster)
+    assert [bool(records[name].claim) for name in names] == [False, True]
+    given = [
+        {
+            key: value
+            for key, value in (await told_by(cluster, name)).env.items()
+            if key not in ("HOSTNAME", "NVIDIA_VISIBLE_DEVICES")
+        }
+        for name in names
+    ]
+    assert given[0] == given[1]
+    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+
+
+async def test_resize_of_a_pod_with_a_claim_reaches_its_container(cluster: NodeCluster) -> None:
+    await cluster.create_pod(moved("follows", 2000, mode="dra", script=FOLLOW))
+    await all_run(cluster, ["follows"])
+
+    async def is_running() -> bool:
+        status, refused = await resize(cluster, "follows")
+        return status == 400 and "its allocation is" not in refused["error"]["message"]
+
+    await cluster.until("the scheduler knows that it runs", is_running)
+    for memory_mib in (2500, 1000):
+        status, done = await resize(cluster, "follows", memory_mib=memory_mib)
+        assert (status, done["in_force"]) == (200, True)
+
+        async def is_seen(wanted: str = f"memory_mib={memory_mib}\n") -> bool:
+            return wanted in await cluster.container_log("follows", "main")
+
+        await cluster.until(f"the container reads {memory_mib}", is_seen, limit_s=5)
+    [shares] = (await records_of(cluster))["follows"].containers
+    left = f"{40_960 - 1000 + 2000}Mi"
+
+    async def is_offered() -> bool:
+        """kube-scheduler subtracts the 2000 MiB of the claim's allocation."""
+        values = {
+            device["attributes"]["uuid"]["string"]: device["capacity"]["memory"]["value"]
+            for device in (await slice_of(cluster))["spec"]["devices"]
+        }
+        return bool(values[shares.shares[0].uuid] == left)
+
+    await cluster.until("the slice offers what the resize freed", is_offered)
+
+
+async def test_pods_with_claims_come_back_after_a_reboot_and_leave_nothing(
+    cluster: NodeCluster,
+) -> None:
+    names = ["by-plugin", "by-claim"]
+    told = {name: await told_by(cluster, name) for name in names}
+    directory = cluster.node.containerd.cdi_directory
+    uid = (await claims_of(cluster))[(await records_of(cluster))["by-claim"].claim]
+    spec = (directory / f"hami-{uid}.json").read_bytes()
+    await cluster.kill_plugin()
+    await cluster.taps[KUBELET_TAP].cut()
+    for file in directory.iterdir():
+        file.unlink()
+    await cluster.node.reboot()
+    await cluster.start_plugin()
+    await cluster.taps[KUBELET_TAP].heal()
+
+    async def is_back() -> bool:
+        statuses = [(await cluster.pod(name)).status.container_statuses or [] for name in names]
+        return all(one and one[0].restart_count > 0 and one[0].ready for one in statuses)
+
+    await cluster.until("the containers were started again", is_back, limit_s=LIMIT_S)
+    assert {name: await told_by(cluster, name) for name in names} == told
+    assert (directory / f"hami-{uid}.json").read_bytes() == spec
+    for name in (*names, "follows"):
+        await cluster.request("DELETE", f"{PODS}/{name}")
+
+    async def are_gone() -> bool:
+        records = await records_of(cluster)
+        return not await claims_of(cluster) and all(
+            record.op == "release" for record in records.values()
+        )
+
+    await cluster.until("claims and shares are gone", are_gone, limit_s=LIMIT_S)
+    with anyio.fail_after(30):
+        while list(directory.iterdir()):
+            await anyio.sleep(0.2)
+
+
+async def claims_of(cluster: NodeCluster) -> dict[str, str]:
+    """The uids of all claims, by name."""
+    items = (await cluster.request("GET", CLAIMS))["items"]
+    return {one["metadata"]["name"]: one["metadata"]["uid"] for one in items}

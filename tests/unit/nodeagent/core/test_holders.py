@@ -182,6 +182,7 @@ def test_share_of_a_pod_by_its_claim_is_held_by_the_containers_that_use_the_requ
         ("web", "side", (pod.uid, "side")),
     }
     assert all(one.has_region and not one.volume for one in found)
+    assert [one.container for one in found if one.is_borrowed] == ["load"]
     assert enforcement_of(pod.record, grants, pod.facts) == "libvgpu"
 
 
@@ -232,6 +233,7 @@ def test_prepared_claim_is_held_by_the_containers_that_use_the_request() -> None
         ("all", "app", "side"),
     }
     assert {one.owner for one in found} == {(claim.uid, "main"), (claim.uid, "side")}
+    assert not any(one.is_borrowed for one in found)
     assert all(one.has_region and not one.volume for one in found)
     assert enforcement_of(record, grants) == "libvgpu"
     assert holders_of({}, book, grants, DEVICES) == ()

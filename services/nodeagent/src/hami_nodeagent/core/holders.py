@@ -71,6 +71,13 @@ class Holder(Struct, frozen=True, kw_only=True):
         """Return whether the container may have a usage region."""
         return bool(self.volume or self.claimed)
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Return whether the share, and so the usage region, is another container's of the pod."""
+        return self.claimed not in (None, (self.pod_uid, self.container)) and (
+            self.owner[0] == self.pod_uid
+        )
+
 
 def is_whole(share: Share, device: Device | None) -> bool:
     """Return whether the share is the whole device and therefore needs no limit."""

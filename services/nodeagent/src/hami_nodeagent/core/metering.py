@@ -152,7 +152,7 @@ def idle_parts(
     with_region: Collection[ContainerKey],
     seen_uuids: Collection[str],
 ) -> set[tuple[str, str]]:
-    """Return (pod uid, device) of pods without observed activity on the device.
+    """Return (owner's uid, device) of pods and claims without observed activity on the device.
 
     ``launches_before``: counts of the previous sample. ``with_region``: containers whose region
     reports their activity. ``seen_uuids``: devices whose processes the driver lists.
@@ -167,7 +167,7 @@ def idle_parts(
     for row in rows:
         holder = row.holder
         key = _key(holder)
-        at = (holder.pod_uid, holder.uuid)
+        at = (holder.owner[0], holder.uuid)
         is_seen = key in with_region or holder.uuid in seen_uuids
         is_seen = is_seen and row.is_load_known
         if is_seen and not row.core_pct and key not in busy_containers:

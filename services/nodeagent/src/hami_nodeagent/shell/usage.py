@@ -336,7 +336,7 @@ class UsageWatch:
         paths = {
             (one.pod_uid, one.container): region_of(self._site.settings, one)
             for one in holders
-            if one.has_region
+            if one.has_region and not one.is_borrowed
         }
         read, failed = sift(paths, lambda key: self._read_region(paths[key]))
         regions = {key: found for key, found in read if found is not None}
