@@ -16,6 +16,7 @@ from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
 from hami_common.errors import NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
+from hami_common.events.inventory import NodeDevices
 from hami_common.kubeletapi import podresources
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.pods import limits
@@ -35,7 +36,7 @@ from hami_nodeagent.shell.regions import region_of
 from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
-from tests.unit.nodeagent.core.builders import GPU, NODE, Given
+from tests.unit.nodeagent.core.builders import GPU, NODE, Given, device
 from tests.unit.nodeagent.shell.support import enforcing, know, make_site
 
 pytestmark = pytest.mark.anyio
@@ -416,6 +417,53 @@ async def test_claim_of_a_pod_gives_each_container_its_share_under_the_pod(node:
         ("side", ("uid-web", "side")),
     }
     assert {region_of(node.site.settings, one).parent.is_dir() for one in holders} == {True}
+
+
+async def test_container_with_devices_of_two_vendors_has_one_limits_file(node: Node) -> None:
+    other = device(0, vendor="hygon")
+    node.site.picture.set_canonical(
+        NodeDevices(
+            node=NODE,
+            vendor="hygon",
+            boot_id="",
+            seq=1,
+            time_s=0,
+            config_generation=1,
+            devices=(other,),
+        )
+    )
+    record = node.owned("web", ("main", 0, 300, 30))
+    results = node.kube.claims["c"]["status"]["allocation"]["devices"]["results"]
+    results.insert(
+        0, {**results[0], "request": "main-hygon", "device": names.device_name("hygon-0")}
+    )
+    (main,) = record.containers
+    second = replace(main.shares[0], vendor="hygon", uuid="hygon-0")
+    record = replace(record, containers=(replace(main, shares=(*main.shares, second)),))
+    uses = tuple(ClaimUse(claim="c", request=f"main-{one}") for one in ("nvidia", "hygon"))
+    node.show(record, revision=2, claims_by_container={"main": uses})
+    node.book(record)
+    prepared = done(await node.prepare())
+    assert [one.request for one in prepared.devices] == ["main-hygon", "main-nvidia"]
+    assert all(one.cdi_ids for one in prepared.devices)
+    edits = {
+        one["name"].removeprefix(f"{UID}-"): one["containerEdits"]
+        for one in json.loads(node.spec())["devices"]
+    }
+    mounts = {
+        name: {one["containerPath"]: one["hostPath"] for one in found["mounts"]}
+        for name, found in edits.items()
+    }
+    assert mounts["main-nvidia"]["/etc/hami"] == mounts["main-hygon"]["/etc/hami"]
+    assert "/run/hami" in mounts["main-nvidia"]
+    assert "devices=2\n" in node.limits("uid-web", "main")
+    variables = [
+        {one.partition("=")[0] for one in found.get("env", ())} for found in edits.values()
+    ]
+    assert not variables[0] & variables[1]
+    assert node.state("uid-web") == Step(state="prepared", containers=("main",))
+    node.site.picture.grants.remove(node.site.picture.grants.of_pod("uid-web")[1])
+    assert node.state("uid-web") is None
 
 
 async def test_claim_of_a_pod_survives_restarts_and_goes_with_the_pod(node: Node) -> None:
