@@ -256,6 +256,10 @@ async def test_pods_with_claims_come_back_after_a_reboot_and_leave_nothing(
 
 
 async def claims_of(cluster: NodeCluster) -> dict[str, str]:
-    """The uids of all claims, by name."""
+    """The uids of the claims that pods own, by name."""
     items = (await cluster.request("GET", CLAIMS))["items"]
-    return {one["metadata"]["name"]: one["metadata"]["uid"] for one in items}
+    return {
+        one["metadata"]["name"]: one["metadata"]["uid"]
+        for one in items
+        if one["metadata"].get("ownerReferences")
+    }

@@ -10,7 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from hami_nodeagent.core.living import Owner, ended_text
-from hami_nodeagent.core.region import HEADER_BYTES, Layout, owners, parse_header
+from hami_nodeagent.core.region import HEADER_BYTES, Layout, Region, owners, parse_header
+from hami_nodeagent.shell.doorbell import Doorbells
+from hami_nodeagent.shell.ended import EndedLists
+from hami_nodeagent.shell.living import Living
+from hami_nodeagent.shell.regions import read_region
 from tests.support.accounting import (
     ADDRESS,
     PLAIN,
@@ -312,6 +316,36 @@ def test_memory_of_a_container_before_its_restart_is_reclaimed_once_the_agent_li
         listed.write_text(ended_text([other, killed]))
         assert second.ask(f"charge 0 {100 * MIB}") == 1
         assert second.ask("processes") == 1
+
+
+def test_agent_lists_the_processes_of_a_container_before_its_restart(container: Container) -> None:
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    before = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
+    key = ("uid", "main")
+    own = Doorbells(container.root / "run/hami-priority").directory_of(key)
+    (own.parent / "ended-1").symlink_to("uid_main/ended-1")  # its directory is mounted over all
+    lists, living = EndedLists(container.root / "run/hami-priority"), Living(Path("/proc"))
+
+    def look() -> None:
+        found = read_region(container.region, living.dead_of)
+        assert isinstance(found, Region)
+        lists.write({key: [one.owner for one in found.ended]})
+
+    with container.probe(before=before) as first:
+        assert first.ask(f"charge 0 {100 * MIB}") == 1
+        look()
+        first.kill()
+    with container.probe(before=before) as second:
+        assert second.ask("charge 0 1") == 0
+
+        def has_memory() -> bool:
+            look()
+            return second.ask(f"charge 0 {100 * MIB}") == 1
+
+        until(has_memory, "the memory is free again")
+        look()
+        assert not list(own.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "\n", "1", "1 2\n3", "x y z\n", "9" * 400, "0 0 0\n" * 9])
