@@ -2,12 +2,14 @@
 """ResourceClaims with allocations of our driver, as kube-scheduler stores them, and their pods."""
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from hami_common.dra.names import DRIVER, device_name, pool_name
 from hami_common.dra.podclaims import POD_CLAIM, encode_resources, requests_of, uses_of
-from hami_common.events.codec import decode, encode
+from hami_common.events.codec import decode
+from hami_common.model.request import PodRequest
 from hami_common.pods import annotations, limits
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
@@ -64,12 +66,30 @@ def claim(
     }
 
 
+def pod_of(document: Obj) -> str:
+    """Return the uid of the pod that controls a claim of the scheduler; empty for others."""
+    owners = document["metadata"].get("ownerReferences") or []
+    return next((str(one["uid"]) for one in owners if one.get("controller")), "")
+
+
+def asks(pod: Obj) -> bool:
+    """Return whether the pod requests devices of ours."""
+    return _request(pod) is not None
+
+
+def _request(pod: Obj) -> PodRequest | None:
+    view = decode(json.dumps(pod).encode(), PodView, what="pod")
+    return Catalog.from_settings().parse_pod(view)
+
+
 def by_claim(pod: Obj, name: str = "") -> Obj:
     """Return the document of an admitted pod as the webhook leaves it in allocation mode ``dra``.
 
     ``name``: of the claim.
     """
-    request = Catalog.from_settings().parse_pod(decode(encode(pod), PodView, what="pod"))
+    request = Catalog.from_settings().parse_pod(
+        decode(json.dumps(pod).encode(), PodView, what="pod")
+    )
     assert request is not None
     pod = copy.deepcopy(pod)
     requests, moved = requests_of(request), {}

@@ -59,6 +59,8 @@ from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Pu
 READ_LIMIT_S = 20.0
 READER = "reader"
 _CLAIMS_API = "/apis/resource.k8s.io/v1"
+_LEASES_API = "/apis/coordination.k8s.io/v1"
+LEASES = "leases.coordination.k8s.io"
 
 
 class _Selector(selectors.SelectSelector):
@@ -106,6 +108,8 @@ class SimulatedKube:
             Webhooks(self.store, {}, default=_default),
         )
         self._user = admin()
+        for name in ("default", "hami-system"):
+            self._operations.seed("namespaces", {"metadata": {"name": name}})
         self.events = 0
         """Events that schedulers recorded."""
         self._watches: list[tuple[str, Subscription]] = []
@@ -221,7 +225,13 @@ class SimulatedKube:
         if path.endswith("/events"):
             self.events += 1
             return body
-        _, namespace, name, subresource = _parts(path)
+        resource, namespace, name, subresource = _parts(path)
+        if resource in (CLAIMS, LEASES):
+            with _refusals(f"POST {path}"):
+                stored = await self._operations.create(
+                    self._call(resource, namespace, ""), msgspec.json.decode(body)
+                )
+            return stored.body
         assert subresource == "binding", path
         call = self._call("pods", namespace, name, subresource)
         sub = call.resource.subresource(subresource)
@@ -241,15 +251,21 @@ class SimulatedKube:
         if path.startswith("/api/v1/nodes/"):
             call = self._call("nodes", "", path.rsplit("/", 1)[1])
         else:
-            resource, namespace, name, _ = _parts(path)
-            assert resource == "pods", path
-            call = self._call("pods", namespace, name)
+            resource, namespace, name, subresource = _parts(path)
+            assert resource in ("pods", CLAIMS), path
+            call = self._call(resource, namespace, name, subresource)
         with _refusals(f"PATCH {path}"):
             stored = await self._operations.update(call, lambda current: _merged(current, change))
         return stored.body
 
     async def replace(self, path: str, body: bytes) -> bytes:
-        raise Denied(peer="the Kubernetes API", detail=f"nobody replaces {path}", status=405)
+        resource, namespace, name, _ = _parts(path)
+        assert resource == LEASES, path
+        change = msgspec.json.decode(body)
+        call = self._call(resource, namespace, name)
+        with _refusals(f"PUT {path}"):
+            stored = await self._operations.update(call, lambda _: change, replaces=True)
+        return stored.body
 
     async def delete(self, path: str, *, body: bytes = b"") -> None:
         raise Denied(peer="the Kubernetes API", detail=f"no scheduler deletes {path}", status=403)
@@ -332,11 +348,13 @@ def _collection(path: str) -> str:
 
 
 def _parts(path: str) -> tuple[str, str, str, str]:
-    """Resource, namespace, name and subresource of the path of a pod or a claim."""
-    if path.startswith(f"{_CLAIMS_API}/"):
-        _, namespace, kind, name = path.removeprefix(f"{_CLAIMS_API}/").split("/")
-        assert kind == "resourceclaims", path
-        return CLAIMS, namespace, name, ""
+    """Resource, namespace, name and subresource of the path of a pod, a claim or a Lease."""
+    for base, resource in ((_CLAIMS_API, CLAIMS), (_LEASES_API, LEASES)):
+        if path.startswith(f"{base}/"):
+            _, namespace, kind, *names = path.removeprefix(f"{base}/").split("/")
+            assert resource.startswith(f"{kind}."), path
+            name, subresource = [*names, "", ""][:2]
+            return resource, namespace, name, subresource
     words = path.split("/")
     assert words[:4] == ["", "api", "v1", "namespaces"], path
     assert words[5] == "pods", path

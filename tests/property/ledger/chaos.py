@@ -32,6 +32,7 @@ from hami_common.pods import limits as limits_file
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Entry, Expect
 from hami_core.ledger.holding import Holding
+from hami_core.ledger.podclaim import FINALIZER
 from hami_core.ledger.stimuli import Accepted, Append, RecordSeen, StateSeen
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.shell.extender_wire import BindArgs
@@ -46,6 +47,8 @@ WAITING = 14
 """About twice as many pods as wait for a node at any time."""
 CROWD = 40
 """Assigned pods below which pods end less often."""
+BY_CLAIM = 0.3
+"""Portion of pods that get their devices through a claim."""
 CLAIMS = 12
 """Claims below which claims end less often."""
 RESIZABLE = frozenset({"bound", "prepared", "running"})
@@ -107,6 +110,7 @@ class Chaos:
         self._resizes = 0
         self._gangs = 0
         self._claims = 0
+        self._with_claims = True
         self._tried: dict[str, str] = {}
         """Node of a pod's last attempt."""
         self._verified: dict[str, SignedPlacement] = {}
@@ -120,6 +124,8 @@ class Chaos:
             (self.claim, 4.0),
             (self.end_claim, 4.0),
             (self.report_claim, 3.0),
+            (self.allocate_pod_claim, 12.0),
+            (self.collect_claims, 1.0),
             (self.resize, 6.0),
             (self.end_pod, 18.0),
             (self.touch_pod, 3.0),
@@ -140,7 +146,8 @@ class Chaos:
         ]
 
     def leave_out(self, name: str) -> None:
-        """Exclude the operation of this name."""
+        """Exclude the operation of this name; ``claim``: also of pods."""
+        self._with_claims = self._with_claims and name != "claim"
         self.operations = [(kind, n) for kind, n in self.operations if kind.__name__ != name]
 
     async def run(self, count: int) -> None:
@@ -297,24 +304,25 @@ class Chaos:
             marks["hami.io/gpu-scheduler-policy"] = rng.choice(("binpack", "spread", "numa"))
         if rng.random() < 0.15:
             marks["nvidia.com/use-gputype"] = rng.choice(("A100", "H100"))
-        return self.world.kube.add_pod(
-            as_admitted(
-                {
-                    "metadata": {
-                        "name": name,
-                        "namespace": "default",
-                        "uid": f"uid-{self._pods}",
-                        "labels": {annotations.MANAGED_LABEL: "true"},
-                        "annotations": marks,
-                    },
-                    "spec": {
-                        "schedulerName": "hami-scheduler",
-                        "containers": containers,
-                        "initContainers": inits,
-                    },
-                }
-            )
+        pod = as_admitted(
+            {
+                "metadata": {
+                    "name": name,
+                    "namespace": "default",
+                    "uid": f"uid-{self._pods}",
+                    "labels": {annotations.MANAGED_LABEL: "true"},
+                    "annotations": marks,
+                },
+                "spec": {
+                    "schedulerName": "hami-scheduler",
+                    "containers": containers,
+                    "initContainers": inits,
+                },
+            }
         )
+        if self._with_claims and rng.random() < BY_CLAIM and claims.asks(pod):
+            pod = claims.by_claim(pod, f"hami-{self._pods}")
+        return self.world.kube.add_pod(pod)
 
     def _container(self, name: str) -> Obj:
         rng = self._rng
@@ -336,7 +344,7 @@ class Chaos:
     async def claim(self) -> None:
         """Allocate devices to a claim by first fit, as a kube-scheduler that knows claims alone."""
         rng, node = self._rng, self._rng.choice(list(self.world.devices))
-        idle = [one for one in self.world.kube.claims() if not one["status"]]
+        idle = [one for one in self._claims_of_users() if not one.get("status")]
         if idle and rng.random() < 0.4:
             claim = clone(rng.choice(idle))
         else:
@@ -376,14 +384,73 @@ class Chaos:
         self.world.kube.put_claim(claim)
         self.outcomes["claim allocated"] += 1
 
+    def _claims_of_users(self) -> list[Obj]:
+        return [one for one in self.world.kube.claims() if not claims.pod_of(one)]
+
+    async def allocate_pod_claim(self) -> None:
+        """Allocate devices to the claim of a waiting pod as kube-scheduler, or of none; then bind.
+
+        Its choice is often one that the policy does not make or the ledger does not have.
+        """
+        rng, kube = self._rng, self.world.kube
+        waiting = {
+            pod["metadata"]["uid"]: pod
+            for pod in kube.pods()
+            if not pod["spec"].get("nodeName") and pod["status"]["phase"] not in FINISHED
+        }
+        found = [one for one in kube.claims() if claims.pod_of(one) in waiting]
+        if not found:
+            self.outcomes["pod-claim none"] += 1
+            return
+        claim = rng.choice(found)
+        pod = waiting[claims.pod_of(claim)]
+        if not (claim.get("status") or {}).get("allocation"):
+            node = rng.choice(list(self.world.devices))
+            uuids = [device.uuid for device in self.world.devices[node].devices]
+            results = []
+            for request in claim["spec"]["devices"]["requests"]:
+                exactly = request["exactly"]
+                amounts = exactly.get("capacity", {}).get("requests", {})
+                memory, cores = amounts.get("memory", "16000Mi"), amounts.get("cores", "0")
+                chosen = rng.sample(uuids, min(exactly["count"], len(uuids)))
+                results += [
+                    claims.result(uuid, node, memory=memory, cores=cores, request=request["name"])
+                    for uuid in chosen
+                ]
+            claim = clone(claim)
+            claim["metadata"]["finalizers"] = [FINALIZER]
+            meta = pod["metadata"]
+            consumer = {"resource": "pods", "name": meta["name"], "uid": meta["uid"]}
+            claim["status"] = {
+                "allocation": claims.allocation(*results),
+                "reservedFor": [consumer],
+            }
+            kube.put_claim(claim)
+            self._tried[meta["uid"]] = node
+            self.outcomes["pod-claim allocated"] += 1
+        if rng.random() < 0.8:
+            await self._bind(pod, self._replica())
+
+    async def collect_claims(self) -> None:
+        """Delete claims whose pods are gone, and deallocate those of finished pods."""
+        kube = self.world.kube
+        pods = {pod["metadata"]["uid"]: pod for pod in kube.pods()}
+        for claim in list(kube.claims()):
+            uid = claims.pod_of(claim)
+            if uid and uid not in pods:
+                kube.drop_claim(claim)
+                self.outcomes["pod-claim collected"] += 1
+            elif uid and pods[uid]["status"]["phase"] in FINISHED and claim.get("status"):
+                kube.put_claim({**clone(claim), "status": {}})
+
     async def end_claim(self) -> None:
         """Deallocate a claim, delete it, or both."""
-        found = self.world.kube.claims()
+        found = self._claims_of_users()
         if not found or len(found) < self._rng.randrange(CLAIMS):
             self.outcomes["end-claim put-off"] += 1
             return
         claim = clone(self._rng.choice(found))
-        if claim["status"] and self._rng.random() < 0.6:
+        if claim.get("status") and self._rng.random() < 0.6:
             claim["status"] = {}
             self.world.kube.put_claim(claim)
             self.outcomes["end-claim deallocated"] += 1
@@ -476,6 +543,8 @@ class Chaos:
             following = "failed"
         if following is None:
             return "nothing-to-do"
+        if record.claim and following != "bound" and not self._has_its_claim(record):
+            return "claim-differs"
         state = StateRecord(
             state=following,
             allocation_id=record.allocation_id,
@@ -495,6 +564,16 @@ class Chaos:
         if following == "running":
             await self.world.kube.set_status(pod, phase="Running")
         return following
+
+    def _has_its_claim(self, record: AllocationRecord) -> bool:
+        """Return whether the pod's claim has the devices of the record: else it is not prepared."""
+        wanted = sorted(
+            (device_name(share.uuid), share.memory_mib, share.core_pct)
+            for container in record.containers
+            for share in container.shares
+        )
+        found = [one for one in self.world.kube.claims() if one["metadata"]["name"] == record.claim]
+        return [sorted(allocated(one)) for one in found] == [wanted]
 
     def _assigned_pod(self) -> Obj | None:
         found = [
@@ -525,6 +604,7 @@ class Chaos:
             holding
             for holding in ledger.holdings()
             if ledger.state_of(holding.record.node, holding.record.pod_uid) in RESIZABLE
+            and not holding.record.origin  # such a claim is refused a resize
         ]
         if not holdings or not replica.scheduler.state.is_complete:
             self.outcomes["resize nothing-to-do"] += 1
@@ -841,7 +921,9 @@ class Chaos:
 
 def allocated(claim: Obj) -> list[tuple[str, int, int]]:
     """Return (name of the device, MiB, percent) of each device that the claim has."""
-    results = claim["status"].get("allocation", {}).get("devices", {}).get("results", [])
+    results = (
+        (claim.get("status") or {}).get("allocation", {}).get("devices", {}).get("results", [])
+    )
     return [
         (
             one["device"],

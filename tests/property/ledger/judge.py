@@ -27,6 +27,7 @@ from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import RecordSeen, StateSeen
 from hami_core.table.table import DeviceTable
 from tests.property.ledger.chaos import allocated, allocation_id
+from tests.support.claims import pod_of
 from tests.support.ledger_world import Held, Key, LedgerWorld, Replica, fold, rebuild
 
 Device = tuple[str, str]
@@ -294,6 +295,7 @@ class Judge:
         of_pods = {key: held for key, held in by_ledger.items() if key not in of_claims}
         found = list(_compared("ledger", of_pods, "pods", by_pods))
         found += self._claim_differences(of_claims)
+        found += self._pod_claim_differences()
         holders: Counter[str] = Counter(uid for _, uid in by_ledger)
         found += [f"pod {uid} holds {n} allocations" for uid, n in holders.items() if n > 1]
         found += self._limits_differences()
@@ -307,7 +309,7 @@ class Judge:
         booked = dict(booked)
         for claim in self._world.kube.claims():
             uid, shares = claim["metadata"]["uid"], allocated(claim)
-            if not shares:
+            if not shares or pod_of(claim):
                 continue
             node = claim["status"]["allocation"]["devices"]["results"][0]["pool"].partition("/")[0]
             held = booked.pop((node, uid), None)
@@ -325,6 +327,49 @@ class Judge:
                 yield f"claim {uid} has {held} in the ledger, and was allocated {wanted}"
         for key in sorted(booked):
             yield f"{key}: the ledger has a claim's share without an allocation"
+
+    def _pod_claim_differences(self) -> Iterator[str]:
+        """Compare the claim of each bound pod with its record."""
+        kube = self._world.kube
+        stored = {claim["metadata"]["name"]: claim for claim in kube.claims()}
+        pods = {pod["metadata"]["uid"]: pod for pod in kube.pods()}
+        for _, record in self._newest.values():
+            pod = pods.get(record.pod_uid)
+            if record.op == "release" or not record.claim or pod is None:
+                continue
+            if pod["spec"].get("nodeName") != record.node:
+                continue
+            claim = stored.get(record.claim)
+            status = {} if claim is None else claim.get("status", {})
+            if claim is None or not status.get("allocation"):
+                if claim is not None or "deletionTimestamp" not in pod["metadata"]:
+                    yield f"claim {record.claim} of a bound pod is not allocated"
+                continue
+            given = sorted(
+                (
+                    one["request"].removesuffix("-nvidia"),
+                    one["pool"].removesuffix("/hami"),
+                    *amounts,
+                )
+                for one, amounts in zip(
+                    status["allocation"]["devices"]["results"], allocated(claim), strict=True
+                )
+            )
+            wanted = sorted(
+                (
+                    container.name,
+                    record.node,
+                    device_name(share.uuid),
+                    share.memory_mib,
+                    share.core_pct,
+                )
+                for container in record.containers
+                for share in container.shares
+            )
+            if given != wanted:
+                yield f"claim {record.claim} has {given}, and the record {wanted}"
+            if [one["uid"] for one in status.get("reservedFor", [])] != [record.pod_uid]:
+                yield f"claim {record.claim} is not reserved for its pod"
 
     def _uuid(self, node: str, name: str) -> str:
         return next(uuid for at, uuid in self._capacity if at == node and device_name(uuid) == name)

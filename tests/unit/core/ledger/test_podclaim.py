@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hami_common.dra.claims import ResourceClaim, containers_of
 from hami_common.dra.podclaims import as_claimed, owner_pod, requests_of
-from hami_common.events.codec import decode, encode
+from hami_common.events.codec import decode
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
@@ -42,7 +42,7 @@ def exactly(
         "metadata": {"uid": "u1", "name": "p", "namespace": "ns", "annotations": annotations or {}},
         "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
     }
-    request = CATALOG.parse_pod(decode(encode(document), PodView, what="pod"))
+    request = CATALOG.parse_pod(decode(json.dumps(document).encode(), PodView, what="pod"))
     assert request is not None
     pod = pod_facts(
         request=as_claimed(request, claim="hami-1"),
@@ -164,7 +164,7 @@ RECORD = replace(
 
 
 def stored(document: Obj) -> ResourceClaim:
-    return decode(encode(document), ResourceClaim, what="claim")
+    return decode(json.dumps(document).encode(), ResourceClaim, what="claim")
 
 
 def allocated(**changes: Any) -> ResourceClaim:
@@ -243,7 +243,7 @@ def test_devices_that_are_not_published_are_excluded_for_claims_only() -> None:
         "metadata": {"uid": "u1", "name": "p", "namespace": "ns"},
         "spec": {"containers": [{"name": "main", "resources": {"limits": GPU}}]},
     }
-    request = CATALOG.parse_pod(decode(encode(document), PodView, what="pod"))
+    request = CATALOG.parse_pod(decode(json.dumps(document).encode(), PodView, what="pod"))
     assert request is not None
     recall = device("GPU-r", capacity_mib=80_000, largest_mib=40_000)
     assert on_published(request, [A100, recall]) is request

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -13,8 +14,11 @@ from hami_common.pods import annotations as keys
 from hami_core.ledger.podclaim import FINALIZER
 from hami_scheduler.settings import DraSettings
 from tests.support import claims
+from tests.support.bindings import binding
 from tests.support.claims import by_claim, result
 from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.test_bindadmission import bind as bind_as_another
+from tests.unit.scheduler.shell.test_claims import report
 from tests.unit.scheduler.shell.world import Running, World, pod_path, quiet
 
 pytestmark = pytest.mark.anyio
@@ -293,6 +297,87 @@ async def test_claim_only_has_devices_that_are_published() -> None:
         pod = await add(world)
         assert await running.bind(pod, "n1") == ""
         assert given(world) == [("main-nvidia", device_name(OTHER), "1000Mi", "10")]
+
+
+async def test_binding_of_another_scheduler_is_followed_by_the_claim() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        before = claim(world)
+        assert await bind_as_another(world, running, binding("p", "n1")) == ""
+        assert claim(world) == before
+        await quiet()
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert claim(world)["status"]["reservedFor"] == [claims.consumer("p")]
+        assert pod_path(pod) in world.kube.objects
+
+
+async def test_node_that_prepared_other_devices_keeps_them() -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, annotated={"nvidia.com/use-gpuuuid": GPU})
+        assert await running.bind(pod, "n1") == ""
+        (record,) = world.live()
+        await report(world, record, "prepared")
+        wrong = claims.allocation(result(OTHER, request="main-nvidia"))
+        world.kube.change(claims.path("hami-p"), status={"allocation": wrong})
+        await world.advance(30, "n1")
+        assert given(world)[0][1] == device_name(OTHER)
+
+
+async def test_resized_share_is_the_claims_too() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        (record,) = world.live()
+        await report(world, record, "running")
+        less = replace(record.containers[0].shares[0], memory_mib=500)
+        containers = (replace(record.containers[0], shares=(less,)),)
+        await world.record(replace(record, op="resize", containers=containers))
+        await world.advance(14, "n1")
+        assert given(world) == [("main-nvidia", device_name(GPU), "500Mi", "10")]
+
+
+async def test_expired_reservation_takes_the_allocation_back() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world)
+        allocate(world, pod, result(GPU, request="main-nvidia"))
+        number = len(running.seen.calls)
+        for ahead in range(10):
+            running.seen.before[number + ahead] = _hanging(running, number + ahead)
+        async with anyio.create_task_group() as group:
+            group.start_soon(running.bind, pod, "n1")
+            await quiet()
+            assert [one.pod for one in world.live()] == ["p"]
+            group.cancel_scope.cancel()
+        running.seen.before.clear()
+        await world.advance(20, "n1")
+        assert given(world)
+        await world.advance(30, "n1")
+        assert not world.live()
+        assert not given(world)
+        assert running.value("hami_scheduler_releases_total", cause="lease-expired") == 1
+
+
+def _hanging(running: Running, number: int) -> Any:
+    async def hang() -> None:
+        if running.seen.calls[number] == "post binding":
+            await anyio.sleep_forever()
+
+    return hang
+
+
+async def test_wiped_bus_is_rebuilt_with_the_claim() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    async with running_world(world=world) as (_, running):
+        pod = await add(world)
+        assert await running.bind(pod, "n1") == ""
+        (before,) = world.live()
+        world.bus.wipe()
+        await world.add_devices(builders.devices("n1"))
+        await world.advance(200, "n1")
+        (after,) = world.live()
+        assert (after.claim, after.containers) == ("hami-p", before.containers)
+        assert writes(running) == {"create": 1, "finalizer": 1, "allocate": 1}
 
 
 async def test_released_when_the_pod_ends() -> None:

@@ -203,11 +203,14 @@ class ClaimKeeper:
     def _step(self, uid: str) -> Step:
         """Return the next step for the claim of a pod; empty if none is needed now."""
         pod = self._state.pods.get(uid)
-        if pod is None or not pod.claim or pod.is_finished or pod.is_deleting:
+        if pod is None or not pod.claim or pod.is_finished or (pod.is_deleting and not pod.node):
             return ""
         claim = self._claims.get(uid)
         if claim is None or claim.metadata.name != pod.claim:
-            return "create" if pod.claim_requests and not pod.is_gated else ""
+            is_wanted = pod.claim_requests and not pod.is_gated and not pod.is_deleting
+            return "create" if is_wanted else ""
+        if claim.metadata.deletion_timestamp is not None:
+            return ""  # created again once it is gone
         if pod.node:
             self._pinned_s.pop(uid, None)
             holding = self._committed(pod)

@@ -199,7 +199,8 @@ class Claims:
                 ):
                     await self._isolated(uid, partial(self._settle, holding))
         for claim in sorted((self._claims[uid] for uid in uids & self._claims.keys()), key=_age):
-            if not self._is_booked(claim.uid):
+            # Else it is gone, or was changed meanwhile and is considered again.
+            if self._claims.get(claim.uid) is claim and not self._is_booked(claim.uid):
                 await self._isolated(claim.uid, partial(self._book, claim))
 
     def _is_booked(self, uid: str) -> bool:
