@@ -84,6 +84,7 @@ from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
+from hami_scheduler.shell.unasked import Unasked
 from hami_scheduler.shell.volcano import VolcanoExtender
 from hami_scheduler.shell.wakeup import Waker
 from hami_scheduler.shell.whatif import WhatIf
@@ -350,6 +351,13 @@ class Scheduler:
             tracing=tracing,
         )
 
+        self._unasked = Unasked(
+            state=state,
+            extender=self.extender,
+            keeper=effects.keeper,
+            kube=world.kube,
+            settings=settings,
+        )
         self.volcano = VolcanoExtender(
             state=state,
             reader=reader,
@@ -461,6 +469,7 @@ class Scheduler:
             "provisioning requests": self.provisioning.work,
             "claims": self.claims.work,
             "claims of pods": self._effects.keeper.work,
+            "pods without a question": self._unasked.work,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,

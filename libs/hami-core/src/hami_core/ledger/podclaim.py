@@ -21,6 +21,7 @@ from hami_common.dra.claims import ResourceClaim, containers_of, is_published
 from hami_common.dra.names import (
     CORES,
     DRIVER,
+    FULL,
     GROUP,
     MEMORY,
     SLOTS,
@@ -153,6 +154,8 @@ def _request(share: ShareRequest, selector: DeviceSelector, devices: list[Device
         "allocationMode": "ExactCount",
         "count": asked.count,
         "selectors": [{"cel": {"expression": one}} for one in _expressions(asked, selector)],
+        # A device may be full because the ledger holds it for this pod: the bind decides.
+        "tolerations": [{"key": FULL, "operator": "Exists"}],
     }
     amounts = {}
     if memory_mib := _least_mib(asked, devices):

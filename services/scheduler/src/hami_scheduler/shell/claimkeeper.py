@@ -118,6 +118,16 @@ class ClaimKeeper:
         for uid in self._pods_by_claim.keys() - listed:
             self.forget_claim(uid)
 
+    @property
+    def is_leader(self) -> bool:
+        """Return whether this replica keeps the claims."""
+        return self._leader.is_leader
+
+    def is_allocated(self, pod_uid: str) -> bool:
+        """Return whether the claim of the pod has an allocation."""
+        claim = self._claims.get(pod_uid)
+        return claim is not None and bool(claim.results())
+
     def _mark(self, pod_uid: str) -> None:
         if self._options.enabled:
             self._dirty.add(pod_uid)

@@ -10,6 +10,7 @@ that end in ``_ms``.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -47,6 +48,8 @@ from hami_scheduler.shell.verdictreports import VerdictReports, best_of
 
 TRACES_MOST = 1024
 """Pods whose traceparent is kept from filter to bind."""
+ASKED_MOST = 65_536
+"""Pods with a claim whose last filter call is remembered."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +95,8 @@ class Extender:
         self._metrics = metrics
         self._tracing = tracing
         self._parsed: tuple[PodView, PodRequest | None] | None = None
+        self._asked_s: OrderedDict[str, float] = OrderedDict()
+        """Time of the last filter call about a pod with a claim of ours, by uid."""
         self._traces: dict[str, str] = {}
         """Traceparent by uid of pods that filter saw before the watch delivered them: a bind names
         its pod only by uid."""
@@ -149,6 +154,8 @@ class Extender:
             )
         if request is None:
             return wire.encode_filter(candidates, names)
+        if request.claim:
+            self._note_asked(request.uid)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         answer = self._holds.room(request, hold_of(pod), names)
         if answer is not None:
@@ -183,6 +190,16 @@ class Extender:
             return wire.encode_filter(candidates, named)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, named, failed)
+
+    def asked_s(self, uid: str) -> float:
+        """Return the monotonic time of the last filter call about a pod with a claim; 0: none."""
+        return self._asked_s.get(uid, 0.0)
+
+    def _note_asked(self, uid: str) -> None:
+        self._asked_s[uid] = self._state.clock.monotonic_s()
+        self._asked_s.move_to_end(uid)
+        if len(self._asked_s) > ASKED_MOST:
+            self._asked_s.popitem(last=False)
 
     def _best_of(self, pod: PodView, request: PodRequest, left: NodeNames) -> NodeNames:
         """Return the fitting nodes that kube-scheduler is to score, see docs/adr/0016."""

@@ -100,6 +100,10 @@ class Pods:
         """Return whether a pod that requests devices has no node yet."""
         return bool(self._waiting)
 
+    def waiting(self) -> Iterator[PodFacts]:
+        """Yield the pods that request devices and have no node yet."""
+        return (self._by_uid[uid] for uid in self._waiting)
+
     def waiting_count(self) -> int:
         """Return the number of pods that request devices and have no node yet."""
         return len(self._waiting)
