@@ -117,3 +117,18 @@ async def test_both_modes_share_devices_and_the_rest_waits(cluster: Cluster) -> 
     record = (await cluster.ledger_of(NODE, uid))[-1][1]
     assert holds(await claim_of(cluster, "late"), record)
     assert not (await cluster.ledger_of(NODE, plugin_uid))[-1][1].claim
+
+
+async def test_pod_with_a_higher_priority_displaces_others_by_either_mode(cluster: Cluster) -> None:
+    """kube-scheduler itself never preempts for devices of claims."""
+    await cluster.create(
+        "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000}
+    )
+    for number, mode in enumerate(("device-plugin", "device-plugin", "dra", "dra")):
+        await run(cluster, f"low-{number}", 15000, mode)
+    pod = small_pod("urgent", memory_mib=15000, priorityClassName="high")
+    pod["metadata"]["annotations"] = {keys.ALLOCATION_MODE: "dra"}
+    uid = str((await cluster.create_pod(pod))["metadata"]["uid"])
+    await cluster.until("pod urgent runs", lambda: cluster.pod_is("urgent", "Running"))
+    record = (await cluster.ledger_of(NODE, uid))[-1][1]
+    assert holds(await claim_of(cluster, "urgent"), record)

@@ -123,8 +123,8 @@ async def test_pod_that_kube_scheduler_works_on_is_left_to_it() -> None:
                 "reservedFor": [claims.consumer("allocated")],
             },
         )
-        for _ in range(10):
+        for _ in range(4):
             await running.filter(pod, ["n2"])
             await world.advance(3, *NODES)
-        assert filters(world, "asked") == 10
+        assert filters(world, "asked") == 4
         assert filters(world, "allocated") == 0
