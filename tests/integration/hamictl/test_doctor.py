@@ -22,12 +22,16 @@ import yaml
 from msgspec.structs import replace
 
 from hami_common.admission.configuration import Client, mutating_webhook_configuration
+from hami_common.dra.names import CLAIMS_CDI, pool_name
 from hami_common.errors import Conflict
 from hami_common.events.asking import CheckAnswer, Finding
 from hami_common.events.inventory import NodeDevices
 from hami_common.runtime import kubeio
+from hami_nodeagent.settings import DraSettings
 from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.apiserver.auth import RequestInfo, User
+from hami_sim.apiserver.discovery import VERSION
 from hami_sim.certs import CertificateAuthority
 from hamictl.checks import Checks, ClusterDoctor, diagnose, from_agents
 from hamictl.commands.bootstrap import Installation, create_missing
@@ -129,14 +133,17 @@ HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
 }
 
 
-async def look_at(root: Path, *, served: bool = True, devices: bool = True) -> list[Finding]:
-    """Return the findings of this host's agent."""
+async def look_at(
+    root: Path, *, served: bool = True, devices: bool = True, **more: Any
+) -> list[Finding]:
+    """Return the findings of this host's agent; ``more``: settings."""
     site = make_site(
         root / "state",
         injection="cdi",
         host_root=str(root),
         host_proc=str(root / "proc"),
         device_plugin_dir=str(root / "var/lib/kubelet/device-plugins"),
+        **more,
     )
     site.picture.note_served("nvidia", served=served)
     if not devices:
@@ -172,6 +179,21 @@ async def test_fault_of_a_host_is_named(tmp_path: Path, name: str) -> None:
     assert word in told.text
     assert told.fix
     assert told.node
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("", []), ("true", ["PASS"]), ("false", ["FAIL"])]
+)
+async def test_cdi_for_claims_is_judged_by_the_runtimes_setting(
+    tmp_path: Path, setting: str, expected: list[str]
+) -> None:
+    await anyio.to_thread.run_sync(make_host, tmp_path)
+    text = f'[plugins."x"]\nenable_cdi = {setting}\n' if setting else "version = 3\n"
+    await anyio.to_thread.run_sync(write, tmp_path / "etc/containerd/config.toml", text)
+    found = await look_at(tmp_path, dra=DraSettings(enabled=True))
+    assert [one.verdict for one in found if one.check == CLAIMS_CDI] == expected
+    off = await look_at(tmp_path)
+    assert CLAIMS_CDI not in {one.check for one in off}
 
 
 async def test_plugin_that_kubelet_did_not_take_is_named(tmp_path: Path) -> None:
@@ -624,3 +646,135 @@ async def test_missing_configuration_is_a_fault_and_no_crash(cluster: Cluster) -
     assert {one.check for one in found if one.verdict == "FAIL"} >= {
         *("webhook", "certificates", "kube-scheduler"),
     }
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+ON = {"scheduler": "true", "agent": "true"}
+
+
+async def add_dra(cluster: Cluster, **on: str) -> None:
+    """Add the objects of the component ``dra`` for one node; ``on`` replaces the settings."""
+    on = ON | on
+    scheduler = {"name": "HAMI_SCHEDULER_DRA__ENABLED", "value": on["scheduler"]}
+    agent = {"name": "HAMI_NODEAGENT_DRA__ENABLED", "value": on["agent"]}
+    for path, name, labels, pod in (
+        ("hami-system/deployments", "hami-scheduler", {}, {"containers": [{"env": [scheduler]}]}),
+        (
+            "hami-agents/daemonsets",
+            "hami-nodeagent-nvidia",
+            {"app.kubernetes.io/name": "hami-nodeagent"},
+            {"containers": [{"env": [agent]}], "nodeSelector": {"hami.io/nvidia": "true"}},
+        ),
+    ):
+        spec = {"template": {"spec": pod}}
+        document = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        await cluster.put(f"/apis/apps/v1/namespaces/{path}", document)
+    await cluster.put("/api/v1/nodes", node(hami=True))
+    selector = {"cel": {"expression": 'device.driver == "gpu.hami.io"'}}
+    one = {"metadata": {"name": "hami-share"}, "spec": {"selectors": [selector]}}
+    await cluster.put(f"{RESOURCE}/deviceclasses", one)
+    await cluster.put(f"{RESOURCE}/resourceslices", slice_of(NODE))
+
+
+def slice_of(name: str) -> dict[str, Any]:
+    pool = {"name": pool_name(name), "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.hami.io", "nodeName": name, "pool": pool, "devices": []}
+    return {"metadata": {"name": f"{name}-gpu.hami.io-0"}, "spec": spec}
+
+
+@pytest.fixture
+async def serving(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The cluster with all that claims need."""
+    monkeypatch.setitem(VERSION, "gitVersion", "v1.37.2")
+    await add_dra(cluster)
+    return cluster
+
+
+async def claims_faults(cluster: Cluster) -> list[tuple[str, str]]:
+    """(node, text) of each finding of the check ``claims`` that did not pass."""
+    found = [one for one in await cluster.doctor().findings() if one.check == "claims"]
+    assert all(one.fix for one in found if one.verdict != "PASS")
+    return [(one.node, one.text) for one in found if one.verdict != "PASS"]
+
+
+async def test_cluster_that_serves_claims_passes_and_leaves_no_probe(serving: Cluster) -> None:
+    assert await claims_faults(serving) == []
+    slices = await serving.kube.list_pages(f"{RESOURCE}/resourceslices")
+    assert b"probe" not in slices[0]
+
+
+async def test_cluster_without_claims_is_not_checked(
+    serving: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERSION, "gitVersion", "v1.30.0")
+    await add_dra(serving, scheduler="false", agent="false")
+    assert await claims_faults(serving) == []
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        ({"scheduler": "false"}, "on for the agents and off for the scheduler"),
+        ({"agent": "false"}, "on for the scheduler and off for the agents"),
+    ],
+)
+async def test_claims_on_for_one_service_alone_are_a_fault(
+    serving: Cluster, on: dict[str, str], words: str
+) -> None:
+    await add_dra(serving, **on)
+    assert any(words in text for _, text in await claims_faults(serving))
+
+
+async def test_old_control_plane_is_named(
+    serving: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERSION, "gitVersion", "v1.36.1")
+    ((_, text),) = await claims_faults(serving)
+    assert text.startswith("API server is v1.36.1")
+
+
+async def test_missing_class_and_slices_and_slices_without_agent_are_named(
+    serving: Cluster,
+) -> None:
+    await serving.kube.delete(f"{RESOURCE}/deviceclasses/hami-share")
+    await serving.kube.delete(f"{RESOURCE}/resourceslices/{NODE}-gpu.hami.io-0")
+    await serving.put(f"{RESOURCE}/resourceslices", slice_of("left"))
+    found = await claims_faults(serving)
+    assert {name for name, _ in found} == {"", NODE, "left"}
+    assert "the DeviceClass hami-share is missing" in {text for _, text in found}
+
+
+class Refusing:
+    """Allows everything but one verb on one resource for one account."""
+
+    def __init__(self, account: str, verb: str, resource: str) -> None:
+        self._account, self._verb, self._resource = account, verb, resource
+
+    def __call__(self, user: User, info: RequestInfo) -> bool:
+        resource = f"{info.resource}/{info.subresource}" if info.subresource else info.resource
+        asked = (user.name.rpartition(":")[2], info.verb, resource)
+        return asked != (self._account, self._verb, self._resource)
+
+
+@pytest.mark.parametrize(
+    ("account", "verb", "resource"),
+    [
+        ("hami-scheduler", "watch", "resourceclaims"),
+        ("hami-nodeagent", "create", "resourceslices"),
+        ("hami-kube-scheduler", "update", "resourceclaims/binding"),
+    ],
+)
+async def test_missing_right_is_named(
+    tmp_path: Path, account: str, verb: str, resource: str
+) -> None:
+    authorize = Refusing(account, verb, resource)
+    async with ApiServer(Settings(authorize=authorize)) as server:
+        server.kubeconfig(tmp_path / "kubeconfig")
+        async with kubeio.connect(str(tmp_path / "kubeconfig")) as kube:
+            cluster = Cluster(kube, CertificateAuthority(), "")
+            await add_dra(cluster)
+            texts = [one.text for one in await cluster.doctor().claims()]
+    (text,) = [one for one in texts if "may not" in one]
+    assert f"/{account} may not: {verb} {resource} (" in text

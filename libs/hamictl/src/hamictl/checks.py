@@ -22,7 +22,7 @@ from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.pods import annotations
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
-from hamictl import installation, nodechecks
+from hamictl import drachecks, installation, nodechecks
 from hamictl.nodeselection import selects
 
 _KUBE_SCHEDULER = "hami-kube-scheduler-config"
@@ -44,7 +44,6 @@ GPU_LABELS = (
 SOON_S = 14 * 86400.0
 SKEW_S = 5.0
 SKEW_FAIL_S = 60.0
-HTTP_INVALID = (400, 422)
 
 Document = dict[str, Any]
 
@@ -160,6 +159,7 @@ class ClusterDoctor:
             ("certificates", self.certificates),
             ("kube-scheduler", self.kube_scheduler),
             ("versions", self.images),
+            (drachecks.CHECK, self.claims),
         ):
             try:
                 found += await check()
@@ -532,6 +532,19 @@ class ClusterDoctor:
                 text=f"profile {name} calls the extender",
             )
         ]
+
+    # --- claims ----------------------------------------------------------------------------------
+
+    async def claims(self) -> list[Finding]:
+        """Check that the cluster serves ResourceClaims, where that is on."""
+        agents = self._agents
+        return await drachecks.ClaimsDoctor(
+            self._kube,
+            namespace=self._namespace,
+            agents_namespace=self._agents_namespace,
+            answers=() if agents is None else agents.items,
+            silent=() if agents is None else agents.silent,
+        ).findings()
 
     # --- versions --------------------------------------------------------------------------------
 

@@ -31,6 +31,10 @@ SOFT_MODE: Final = "soft"
 """Mode of devices that claims share: memory and compute are enforced by limits."""
 VENDORS_BY_ANNOTATION: Final = frozenset({"ascend", "awsneuron", "cambricon", "kunlunxin"})
 """Vendors whose runtimes read annotations of the container, which CDI cannot set."""
+SHARE_CLASS: Final = "hami-share"
+"""DeviceClass of shares."""
+CLAIMS_CDI: Final = "claims-cdi"
+"""Check of the node agent: whether the configuration of the container runtime names CDI."""
 _LABEL_MOST: Final = 63
 _NAME_MOST: Final = 253
 _HASH_DIGITS: Final = 10

@@ -17,6 +17,7 @@ from typing import Any
 import anyio.to_thread
 
 from hami_common import documents
+from hami_common.dra.names import CLAIMS_CDI
 from hami_common.errors import SettingsInvalid
 from hami_common.events.asking import Finding, Verdict
 from hami_common.runtime.quarantine import sift
@@ -103,6 +104,8 @@ class HostCheck:
             looks += [self.driver, self.runtime_handler, self.toolkit, self.cdi]
             if self._toolkit_package() is not None:
                 looks.append(self.toolkit_version)
+        if self._site.settings.dra.enabled and any(self._cdi_settings()):
+            looks.append(self.claims_cdi)
         looks += [self.glibc, self.cgroups, *self._more]
         handled, failed = sift(looks, lambda look: look())
         for look, error in failed:
@@ -275,8 +278,8 @@ class HostCheck:
         """Check that devices can be injected by their CDI names."""
         if self._injection != "cdi":
             return self._say("cdi", "PASS", f"not needed: injection is {self._injection}")
-        for name, document in self._runtime_files():
-            if _has_cdi_off(document):
+        for name, is_on in self._cdi_settings():
+            if not is_on:
                 return self._say(
                     "cdi", "FAIL", f"/{name} turns CDI off", "set enable_cdi = true and restart it"
                 )
@@ -289,6 +292,27 @@ class HostCheck:
                 "run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
             )
         return self._say("cdi", "PASS", "there is a CDI specification of nvidia.com/gpu")
+
+    def claims_cdi(self) -> Finding:
+        """Check that no configuration of the container runtime turns CDI off, which claims need.
+
+        Without the setting there is no finding: the default depends on the runtime's version, which
+        kubelet reports.
+        """
+        for name, is_on in self._cdi_settings():
+            if not is_on:
+                return self._say(
+                    CLAIMS_CDI,
+                    "FAIL",
+                    f"/{name} turns CDI off, by which containers get the devices of claims",
+                    "set enable_cdi = true and restart the container runtime",
+                )
+        return self._say(CLAIMS_CDI, "PASS", "the container runtime has enable_cdi = true")
+
+    def _cdi_settings(self) -> Iterator[tuple[str, bool]]:
+        """(file, value) of each ``enable_cdi``."""
+        for name, document in self._runtime_files():
+            yield from ((name, value) for value in _cdi_values(document))
 
     def _runtime_files(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Configuration files of the container runtime that can be read, relative to the root."""
@@ -373,12 +397,14 @@ def _handlers(document: object) -> set[str]:
     return names
 
 
-def _has_cdi_off(document: object) -> bool:
+def _cdi_values(document: object) -> Iterator[bool]:
+    """Values of ``enable_cdi`` in any table of a configuration."""
     if not isinstance(document, dict):
-        return False
-    return document.get("enable_cdi") is False or any(
-        _has_cdi_off(value) for value in document.values()
-    )
+        return
+    for key, value in document.items():
+        if key == "enable_cdi" and isinstance(value, bool):
+            yield value
+        yield from _cdi_values(value)
 
 
 def _cdi_kinds(directory: Path) -> Iterator[str]:
