@@ -263,3 +263,33 @@ async def claims_of(cluster: NodeCluster) -> dict[str, str]:
         for one in items
         if one["metadata"].get("ownerReferences")
     }
+
+
+async def test_refusal_by_quota_is_a_condition_of_the_claim(cluster: NodeCluster) -> None:
+    quotas = "/api/v1/namespaces/default/resourcequotas"
+    hard = {"limits.nvidia.com/gpumem": "4000"}
+    await cluster.create(quotas, {"metadata": {"name": "memory"}, "spec": {"hard": hard}})
+
+    async def is_in_force() -> bool:
+        return "hard" in (await cluster.request("GET", f"{quotas}/memory")).get("status", {})
+
+    await cluster.until("the quota is in force", is_in_force)
+    await use_claim(cluster, "over", 5000)
+
+    async def verdict() -> tuple[str, str]:
+        status = (await cluster.request("GET", f"{CLAIMS}/over")).get("status") or {}
+        found = [c for d in status.get("devices", ()) for c in d["conditions"]]
+        return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+
+    async def is_refused() -> bool:
+        return await verdict() == ("False", "ResourceQuotaNotFit")
+
+    await cluster.until("the claim is refused", is_refused, limit_s=LIMIT_S)
+    await cluster.request("DELETE", f"{quotas}/memory")
+
+    async def is_booked() -> bool:
+        return await verdict() == ("True", "Booked")
+
+    await cluster.until("the claim is booked", is_booked, limit_s=LIMIT_S)
+    await all_run(cluster, ["over"])
+    await cluster.request("DELETE", f"{PODS}/over")

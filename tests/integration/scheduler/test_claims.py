@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from hami_common.bus import subjects
-from hami_common.dra.names import DRIVER, device_name, pool_name
+from hami_common.dra.names import BOOKED, DRIVER, device_name, pool_name
 from hami_common.errors import Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -148,6 +148,16 @@ class Cluster:
             and one["involvedObject"]["name"] == name
         ]
 
+    async def conditions(self, name: str) -> list[tuple[str, str, str]]:
+        """(status, reason, message) of the conditions ``BOOKED`` of the claim's devices."""
+        status = (await self.kube.get(CLAIMS, name, "default"))["status"]
+        return [
+            (one["status"], one["reason"], one["message"])
+            for device in status.get("devices", ())
+            for one in device["conditions"]
+            if one["type"] == BOOKED
+        ]
+
     async def until_event(self, name: str) -> tuple[str, str]:
         with anyio.fail_after(20):
             while not (found := await self.events(name)):
@@ -227,6 +237,7 @@ async def test_claim_that_does_not_fit_has_an_event_and_is_booked_after_a_pod_en
         reason, message = await cluster.until_event("c")
         assert reason == "CardInsufficientMemory"
         assert message.startswith(f"CardInsufficientMemory: device GPU-{NODE}-0: ")
+        assert await cluster.conditions("c") == [("False", "CardInsufficientMemory", message)]
         await cluster.until_booked("p1", "p2")
         # First fit chose the first device, so only the pod there matters.
         on_first = next(
@@ -238,6 +249,9 @@ async def test_claim_that_does_not_fit_has_an_event_and_is_booked_after_a_pod_en
         left = {"p1", "p2"} - {on_first}
         await cluster.until_booked("c", *left)
         assert len(await cluster.events("c")) == 1
+        with anyio.fail_after(20):
+            while (await cluster.conditions("c"))[0][:2] != ("True", "Booked"):
+                await anyio.sleep(0.05)
 
 
 async def test_claim_is_released_after_its_pod_ended(

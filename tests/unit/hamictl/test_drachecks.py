@@ -47,7 +47,7 @@ def test_gate_whose_field_the_server_drops_is_named(dropped: tuple[str, ...], ga
         holder = holder[key]
     del holder[dropped[-1]]
     (finding,) = drachecks.gates(stored)
-    assert f"the feature gate {gate} of the API server is off" in finding.text
+    assert f"the API server's feature gate {gate} is off" in finding.text
     assert f"--feature-gates={gate}=true" in finding.fix
 
 

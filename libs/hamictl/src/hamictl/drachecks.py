@@ -58,7 +58,12 @@ def _rights(verbs: str, resource: str, name: str = "") -> tuple[Right, ...]:
     return tuple(Right(verb=verb, resource=resource, name=name) for verb in verbs.split())
 
 
-SCHEDULER_RIGHTS: Final = _rights("get list watch", "resourceclaims")
+SCHEDULER_RIGHTS: Final = (
+    *_rights("get list watch create patch", "resourceclaims"),
+    *_rights("patch", "resourceclaims/status"),
+    *_rights("patch", "resourceclaims/binding"),
+    *_rights("arbitrary-node:patch", "resourceclaims/driver", DRIVER),
+)
 """Rights of the scheduler's account, in ``components/dra/scheduler-rbac.yaml``."""
 AGENT_RIGHTS: Final = (
     *_rights("get list watch create update delete", "resourceslices"),

@@ -9,7 +9,8 @@ import pytest
 
 from hami_common.bus import subjects
 from hami_common.dra.claims import UNPREPARED
-from hami_common.errors import NotFound, RequestInvalid, Unavailable
+from hami_common.dra.names import BOOKED, DRIVER
+from hami_common.errors import Denied, NotFound, RequestInvalid, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
 from hami_common.ports import WatchEvent
@@ -118,6 +119,108 @@ async def test_claim_that_does_not_fit_gets_an_event_and_is_booked_when_a_pod_en
         await world.advance(14, "n1")
         assert booked(world) == {"c": 8000}
         assert len(world.kube.events) == 1
+
+
+def conditions(world: World, name: str) -> list[tuple[str, str]]:
+    """(status, reason) of the conditions of the claim's devices."""
+    devices = world.kube.objects[claims.path(name)]["status"].get("devices", [])
+    return [
+        (one["status"], one["reason"])
+        for device in devices
+        for one in device.get("conditions", [])
+        if one["type"] == BOOKED
+    ]
+
+
+async def test_refusal_is_a_condition_of_the_device_until_the_claim_is_booked() -> None:
+    async with running_world() as (world, running):
+        pod = world.add_pod(builders.pod("p", mem_mib=10_000))
+        assert await running.bind(pod, "n1") == ""
+        put(world, "c", result(GPU, memory="8000Mi"))
+        put(world, "fits", result(GPU, memory="1000Mi"))
+        await world.advance(35, "n1")
+        (device,) = world.kube.objects[claims.path("c")]["status"]["devices"]
+        identity = {key: device[key] for key in ("driver", "pool", "device", "shareID")}
+        allocated = result(GPU)
+        assert identity == {key: allocated[key] for key in identity}
+        (condition,) = device["conditions"]
+        assert condition.pop("lastTransitionTime").endswith("Z")
+        assert condition == {
+            "type": "hami.io/Booked",
+            "status": "False",
+            "reason": "CardInsufficientMemory",
+            "message": world.kube.events[0]["message"],
+        }
+        revision = world.kube.revision
+        await world.advance(35, "n1")
+        assert world.kube.revision == revision
+        world.kube.remove(pod_path(pod))
+        await world.advance(14, "n1")
+        assert conditions(world, "c") == [("True", "Booked")]
+        assert conditions(world, "fits") == []
+
+
+async def test_two_schedulers_report_a_refusal_once() -> None:
+    async with running_world() as (world, first), world.scheduler("s2", dra=DRA) as second:
+        for number in range(10):
+            put(world, f"c{number}", result(GPU, memory="9000Mi"))
+        await world.advance(35, "n1")
+        assert len(booked(world)) == 1
+        assert sorted(events(world)) == [
+            (f"c{number}", "CardInsufficientMemory")
+            for number in range(10)
+            if f"c{number}" not in booked(world)
+        ]
+        refused = [
+            s.value("hami_scheduler_claims_total", outcome="refused") for s in (first, second)
+        ]
+        assert sum(refused) == 9
+        assert len([one for one in world.decisions() if one.verdict == "refused"]) == 9
+
+
+async def test_restarted_scheduler_repeats_no_refusal_and_withdraws_an_old_one() -> None:
+    async with running_world() as (world, _):
+        put(world, "c", result(GPU, memory="17000Mi"))
+        put(world, "d", result(GPU, memory="1000Mi"))
+        await world.advance(7, "n1")
+    assert conditions(world, "c") == [("False", "CardInsufficientMemory")]
+    stale = {"type": BOOKED, "status": "False", "reason": "CardInsufficientCore"}
+    put(world, "d", result(GPU, memory="1000Mi"))
+    entry = {key: result(GPU)[key] for key in ("driver", "pool", "device", "shareID")}
+    world.kube.change(claims.path("d"), status={"devices": [{**entry, "conditions": [stale]}]})
+    async with running_world(world=world) as (_, running):
+        await world.advance(14, "n1")
+        assert conditions(world, "d") == [("True", "Booked")]
+        assert len(world.kube.events) == 1
+        assert running.value("hami_scheduler_claims_total", outcome="refused") == 0
+
+
+async def test_status_of_another_drivers_device_is_kept() -> None:
+    async with running_world() as (world, _):
+        other = {"driver": "nic.example.com", "pool": "n1", "device": "eth0"}
+        put(world, "c", result(GPU, memory="17000Mi"), {**other, "request": "nic"})
+        ip = {**other, "networkData": {"ips": ["10.0.0.1/24"]}}
+        world.kube.change(claims.path("c"), status={"devices": [ip]})
+        await world.advance(14, "n1")
+        devices = world.kube.objects[claims.path("c")]["status"]["devices"]
+        assert devices[0] == ip
+        assert [one["driver"] for one in devices[1:]] == [DRIVER]
+        assert conditions(world, "c") == [("False", "CardInsufficientMemory")]
+
+
+async def test_scheduler_without_the_right_to_write_conditions_reports_by_events() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+
+    async def refuse(*_: Any, **__: Any) -> bytes:
+        raise Denied(peer="API server", detail="Forbidden", status=403)
+
+    world.kube.patch = refuse  # type: ignore[method-assign] # as without the rule
+    async with running_world(world=world) as (_, running):
+        put(world, "c", result(GPU, memory="17000Mi"))
+        await world.advance(35, "n1")
+        assert events(world) == [("c", "CardInsufficientMemory")]
+        assert running.value("hami_scheduler_claims_total", outcome="refused") == 1
 
 
 async def test_pod_does_not_get_what_a_claim_holds() -> None:

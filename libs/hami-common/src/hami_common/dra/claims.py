@@ -26,6 +26,7 @@ from hami_common.bounds import (
     Word,
 )
 from hami_common.dra.names import (
+    BOOKED,
     CORES,
     DRIVER,
     MEMORY,
@@ -63,6 +64,11 @@ class Result(Struct, frozen=True, kw_only=True, rename="camel"):
         Annotated[dict[MapKey, Quantity], Meta(max_length=OBJECT_LIST_MOST)] | None
     ) = None
 
+    def consumed(self, capacity: str) -> str | None:
+        """Return the quantity of a capacity of ours that the result takes; ``None``: not given."""
+        amounts = self.consumed_capacity or {}
+        return amounts.get(capacity, amounts.get(f"{DRIVER}/{capacity}"))
+
 
 class _Devices(Struct, frozen=True, kw_only=True):
     results: Annotated[tuple[Result, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
@@ -83,9 +89,24 @@ class Consumer(Struct, frozen=True, kw_only=True, rename="camel"):
     uid: Uid = ""
 
 
+class Condition(Struct, frozen=True, kw_only=True):
+    """One condition of an allocated device."""
+
+    type: Reference = ""
+    status: Word = ""
+    reason: Word = ""
+    message: ObjectText = ""
+
+
+class _DeviceStatus(Struct, frozen=True, kw_only=True):
+    driver: Name = ""
+    conditions: Annotated[tuple[Condition, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+
+
 class _Status(Struct, frozen=True, kw_only=True, rename="camel"):
     allocation: Allocation | None = None
     reserved_for: Annotated[tuple[Consumer, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    devices: Annotated[tuple[_DeviceStatus, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
 class ResourceClaim(Struct, frozen=True, kw_only=True):
@@ -113,6 +134,17 @@ class ResourceClaim(Struct, frozen=True, kw_only=True):
         allocation = self.status.allocation if self.status else None
         results = allocation.devices.results if allocation else None
         return tuple(one for one in results or () if one.driver == DRIVER)
+
+    def verdict(self) -> Condition:
+        """Return the condition ``BOOKED``, with empty fields where there is none.
+
+        All devices of ours have the same one, because it is written for all of them together.
+        """
+        for device in (self.status.devices if self.status else None) or ():
+            for one in device.conditions or ():
+                if device.driver == DRIVER and one.type == BOOKED:
+                    return one
+        return Condition()
 
     def allocated_at(self) -> str:
         """Return the time at which the allocation was stored, as text that sorts by time."""
@@ -208,8 +240,7 @@ def containers_of(claim: ResourceClaim, devices: Iterable[Device]) -> tuple[Cont
 
 def _amount(number: int, result: Result, capacity: str, *, unit: int, most: int) -> int:
     """Return what the result takes of a capacity, in whole units, rounded up."""
-    amounts = result.consumed_capacity or {}
-    text = amounts.get(capacity, amounts.get(f"{DRIVER}/{capacity}"))
+    text = result.consumed(capacity)
     field = f"consumedCapacity[{capacity}]"
     if text is None:
         raise _invalid(number, field, "it is missing, so the amount of the share is unknown")

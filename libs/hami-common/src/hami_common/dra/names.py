@@ -31,8 +31,14 @@ SOFT_MODE: Final = "soft"
 """Mode of devices that claims share: memory and compute are enforced by limits."""
 VENDORS_BY_ANNOTATION: Final = frozenset({"ascend", "awsneuron", "cambricon", "kunlunxin"})
 """Vendors whose runtimes read annotations of the container, which CDI cannot set."""
+BOOKED: Final = "hami.io/Booked"
+"""Condition of an allocated device in the claim's status: False with the reason of a refusal; True
+after a refused claim was booked.
+"""
 SHARE_CLASS: Final = "hami-share"
 """DeviceClass of shares."""
+WHOLE_CLASS: Final = "hami-whole"
+"""DeviceClass of whole devices."""
 CLAIMS_CDI: Final = "claims-cdi"
 """Check of the node agent: whether the configuration of the container runtime names CDI."""
 _LABEL_MOST: Final = 63

@@ -4,20 +4,25 @@
 Seconds throughout.
 """
 
+from typing import Any
+
 import msgspec
 
 from hami_common.apipath import api_path
 from hami_common.dra.claims import ResourceClaim
-from hami_common.dra.names import GROUP, VERSION
+from hami_common.dra.names import BOOKED, DRIVER, GROUP, VERSION
 from hami_common.errors import NotFound
 from hami_common.events.codec import decode
 from hami_common.ports import KubeApi
 from hami_core.ledger.podclaim import StoredClaim
+from hami_core.planning.conditions import Condition
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.podapi import LIST_TIMEOUTS
 
 CLAIMS = api_path("apis", GROUP, VERSION, "resourceclaims")
+_IDENTITY = ("driver", "pool", "device", "shareID")
+"""Fields that name an allocated device in the status of a claim."""
 
 
 class _List(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,28 @@ class ClaimApi:
         with answer_within(self._settings.api_timeout_s, peer="API server"):
             return StoredClaim.of(await self._kube.patch(path, document))
 
+    async def report(self, claim: ResourceClaim, condition: Condition) -> bool:
+        """Write the condition ``BOOKED`` to the devices of ours that are allocated to the claim.
+
+        Returns whether this call wrote it: not if another replica wrote a condition with the same
+        status and reason, nor if the allocation is another one by now. ``Conflict``: the claim
+        changed meanwhile. ``Denied``: the account lacks ``patch`` on ``resourceclaims/status``, or
+        ``arbitrary-node:patch`` on ``resourceclaims/driver`` for the driver.
+        """
+        path = _path(claim.namespace, claim.metadata.name)
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            try:
+                raw = await self._kube.get(path)
+            except NotFound:
+                return False
+            fresh = read_claim(raw)
+            known = fresh.verdict()
+            is_same = fresh.uid == claim.uid and fresh.allocation_id() == claim.allocation_id()
+            if not is_same or (known.status, known.reason) == (condition.status, condition.reason):
+                return False
+            await self._kube.patch(f"{path}/status", _reporting(raw, condition))
+        return True
+
     async def list_all(self) -> list[msgspec.Raw]:
         """Return all claims as documents; none where the cluster has no such kind."""
         with answer_within(LIST_TIMEOUTS * self._settings.api_timeout_s, peer="API server"):
@@ -71,6 +98,34 @@ class ClaimApi:
 
 def _path(namespace: str, *names: str) -> str:
     return api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", *names)
+
+
+def _reporting(raw: bytes, condition: Condition) -> bytes:
+    """Return the patch that sets a condition of our devices and leaves all others as they are.
+
+    A merge patch replaces the list of devices as a whole; the resource version ensures that no
+    other writer's entry is lost.
+    """
+    document: dict[str, Any] = msgspec.json.decode(raw)
+    status = document["status"]
+    devices: list[dict[str, Any]] = list(status.get("devices") or ())
+    known = {_identity(one): one for one in devices}
+    for result in status["allocation"]["devices"]["results"]:
+        if result["driver"] != DRIVER:
+            continue
+        entry = known.get(_identity(result))
+        if entry is None:
+            entry = {key: result[key] for key in _IDENTITY if key in result}
+            devices.append(entry)
+        others = [one for one in entry.get("conditions") or () if one.get("type") != BOOKED]
+        entry["conditions"] = [*others, msgspec.to_builtins(condition)]
+    version = document["metadata"].get("resourceVersion", "")
+    patch = {"metadata": {"resourceVersion": version}, "status": {"devices": devices}}
+    return msgspec.json.encode(patch)
+
+
+def _identity(one: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(one.get(key) for key in _IDENTITY)
 
 
 def read_claim(raw: bytes | msgspec.Raw) -> ResourceClaim:

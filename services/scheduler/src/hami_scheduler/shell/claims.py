@@ -3,8 +3,10 @@
 
 Each replica follows all claims. An allocation of our driver without a record is booked like a bind,
 conditional on the node's sequence and within quotas, so that replicas and binds cannot book a share
-twice. If it does not fit, no record is written, the node agent refuses to prepare the claim, and an
-Event on the claim has the reason; the allocation is tried again until it fits or is gone. A record
+twice. If it does not fit, no record is written, the node agent refuses to prepare the claim, and a
+condition of the claim's devices and an Event have the reason; the allocation is tried again until
+it fits or is gone. The replica whose condition the API server takes also writes the Event and the
+decision; the others find the condition. A claim that was never refused gets no condition. A record
 whose claim has another allocation, or none, is settled by ``Settling.doubt``. Seconds throughout.
 """
 
@@ -18,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hami_common.dra.claims import ResourceClaim, containers_of, node_of
-from hami_common.dra.names import GROUP, VERSION
+from hami_common.dra.names import BOOKED, GROUP, VERSION
 from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, RequestInvalid, Unavailable
 from hami_common.events.allocation import Account, is_of_claim
@@ -31,6 +33,7 @@ from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_common.runtime.quarantine import Attempt
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.stimuli import Append, ClaimPlanned
+from hami_core.planning.conditions import Condition, kube_time
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
 from hami_scheduler.shell.bounded import until_set
@@ -44,6 +47,9 @@ from hami_scheduler.shell.state import State
 
 INVALID: Final = "AllocationInvalid"
 """Reason of the Event about an allocation that cannot be read as shares of ours."""
+
+REFUSED: Final = "False"
+"""Status of the condition ``BOOKED`` of a refused claim."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +91,10 @@ class Claims:
         """``ResourceClaim.allocation_id`` of each of them, which is a hash."""
         self._is_synced = False
         self._is_complaining = False
+        self._is_denied = False
+        """The API server does not let this account write conditions, which was logged."""
         self._refusals: dict[str, tuple[str, str]] = {}
-        """(allocation id, text) of the refusal that the claim's newest Event has, by uid."""
+        """(allocation id, code) of this replica's newest verdict about each refused claim."""
         self._dirty: set[str] = set()
         """Claims, by uid, that changed since they were reconciled."""
         self._unsettled: set[str] = set()
@@ -202,6 +210,8 @@ class Claims:
             # Else it is gone, or was changed meanwhile and is considered again.
             if self._claims.get(claim.uid) is claim and not self._is_booked(claim.uid):
                 await self._isolated(claim.uid, partial(self._book, claim))
+            elif claim.verdict().status == REFUSED:
+                await self._isolated(claim.uid, partial(self._withdraw, claim))
 
     def _is_booked(self, uid: str) -> bool:
         return self._has_record(uid, self._ids[uid])
@@ -254,6 +264,8 @@ class Claims:
                 )
             )
             await self._effects.ledger.confirm(holding)
+            if claim.verdict().status == REFUSED:
+                await self._withdraw(claim)
 
     def _planned(
         self,
@@ -315,11 +327,21 @@ class Claims:
         )
 
     async def _refuse(self, claim: ResourceClaim, node: str, text: str) -> None:
-        """Report a refusal ``<code>: <sentence>``, unless it is the claim's newest one."""
-        refusal = (claim.allocation_id(), text)
+        """Report a refusal ``<code>: <sentence>``, unless its code is that of the newest one.
+
+        Amounts in the sentence change with each pod that ends, so they are those of the first
+        refusal with this code. ``Conflict``, ``Unavailable``: it is to be reported later.
+        """
+        code = text.partition(":")[0]
+        refusal = (claim.allocation_id(), code)
         if self._refusals.get(claim.uid) == refusal:
             return
+        known = claim.verdict()
+        is_known = (known.status, known.reason) == (REFUSED, code)
+        is_ours = not is_known and await self._report(claim, REFUSED, code, text)
         self._refusals[claim.uid] = refusal
+        if not is_ours:
+            return
         self._metrics.claims.labels(outcome="refused").inc()
         _log.warning("claim refused", extra=_fields(claim, problem=text))
         self._decisions.add(replace(self._decision(claim, node, "refused"), error=text))
@@ -331,10 +353,34 @@ class Claims:
                 uid=claim.uid,
                 api_version=f"{GROUP}/{VERSION}",
             ),
-            reason=text.partition(":")[0],
+            reason=code,
             message=text,
             kind="Warning",
         )
+
+    async def _report(self, claim: ResourceClaim, status: str, reason: str, text: str) -> bool:
+        """Write the claim's condition; return whether this replica is the one that wrote it.
+
+        Without the right to write it, each replica reports by Events alone.
+        """
+        condition = Condition(
+            type=BOOKED,
+            status=status,
+            reason=reason,
+            message=text,
+            last_transition_time=kube_time(self._state.clock.now_s()),
+        )
+        try:
+            return await self._api.report(claim, condition)
+        except Denied as error:
+            level = logging.DEBUG if self._is_denied else logging.WARNING
+            self._is_denied = True
+            _log.log(level, "condition not written", extra=_fields(claim, problem=str(error)))
+            return True
+
+    async def _withdraw(self, claim: ResourceClaim) -> None:
+        """Replace the refusal in the status of a claim that is booked now."""
+        await self._report(claim, "True", "Booked", "the devices are booked in the ledger")
 
     async def _isolated(self, uid: str, work: Attempt) -> None:
         """Handle one claim; a failure does not keep the others from being handled."""
