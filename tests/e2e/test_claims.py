@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaims beside requests of pods: kube-scheduler, ledger, agent and kubelet together."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from hami_common.dra.names import DRIVER
+from hami_common.dra.names import DRIVER, device_name
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
+from tests.e2e.test_hamictl import hamictl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -64,6 +66,18 @@ async def use_claim(cluster: Cluster, name: str, memory: str) -> str:
     return str(claim["metadata"]["uid"])
 
 
+async def is_listed(cluster: Cluster, uid: str, device: str) -> None:
+    """Check what ``hamictl`` shows of claim c, which its pod uses."""
+    done = await hamictl(cluster, "get", "claims", "-o", "json")
+    (found,) = json.loads(done.stdout)["items"]
+    assert (found["claim"], found["uid"], found["state"]) == ("c", uid, "Prepared")
+    assert (found["pods"], found["node"], found["memory_mib"]) == (["c"], NODE, 4000)
+    assert found["devices"] == [device_name(device)]
+    explained = (await hamictl(cluster, "explain", "claim", "c")).stdout.decode()
+    assert f"bind: placed on {NODE}" in explained
+    assert "now: Prepared" in explained
+
+
 async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -> None:
     uid = await use_claim(cluster, "c", "4000Mi")
     await cluster.until("pod c runs", lambda: cluster.pod_is("c", "Running"))
@@ -78,6 +92,7 @@ async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -
     ((_, record),) = await cluster.ledger_of(NODE, uid)
     assert (record.origin, record.pod) == ("claim", "c")
     (used,) = record.containers[0].shares
+    await is_listed(cluster, uid, used.uuid)
     # The slices say what pods leave: a claim for a whole device gets another one.
     await cluster.create_pod(small_pod("web"))
     await cluster.until("pod web runs", lambda: cluster.pod_is("web", "Running"))

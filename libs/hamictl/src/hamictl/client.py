@@ -11,6 +11,7 @@ import aiohttp
 import anyio
 import msgspec
 
+from hami_common.events.allocation import CLAIM
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.isolation import BOOKED, Isolation
@@ -68,10 +69,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares of one pod."""
+    """The shares of one pod, or of one ResourceClaim."""
 
     namespace: str
     pod: str
+    pod_uid: str = ""
     node: str
     state: str
     allocation_id: str
@@ -82,6 +84,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     reason: str = ""
     enforcement: str = ""
+    origin: str = ""
+
+    @property
+    def holder(self) -> str:
+        """Name of the pod, or of the claim with a mark."""
+        return f"{self.pod} (claim)" if self.origin == CLAIM else self.pod
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):

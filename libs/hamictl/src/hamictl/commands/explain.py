@@ -4,11 +4,11 @@
 The registry has the recorded decisions. The current verdict of a pending pod is computed here with
 the scheduler's core on a snapshot, quotas and queues included, on the nodes that the pod's own
 constraints allow, which are read from the Kubernetes API. Gangs are not in a snapshot: their
-refusals appear only in recorded decisions.
+refusals appear only in recorded decisions. A ResourceClaim has a verdict in its status.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.apipath import api_path
+from hami_common.events.allocation import CLAIM
 from hami_common.events.decision import DecisionRecord
 from hami_common.ports import KubeApi
 from hami_core.placement.reasons import DeviceVerdict
 from hami_core.planning.eligible import Document, excluded_nodes
 from hami_core.planning.whatif import Standing, standing
 from hami_core.replay.snapshot import Snapshot, load
-from hamictl import client, kube, options, output
+from hamictl import claimviews, client, kube, options, output
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
@@ -47,9 +48,21 @@ class PodExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason that ``now`` ignores the pod's own constraints on nodes; empty: it obeys them."""
 
 
+class ClaimExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Recorded decisions about a ResourceClaim, and what its status says."""
+
+    namespace: str
+    claim: str
+    decisions: tuple[DecisionRecord, ...]
+    allocations: tuple[Allocation, ...]
+    now: claimviews.ClaimView | None = None
+    problem: str = ""
+    """Reason that ``now`` is missing."""
+
+
 @click.group()
 def explain() -> None:
-    """Explain why a pod is placed where it is, or pending."""
+    """Explain why a pod or claim has its devices, or none."""
 
 
 @explain.command()
@@ -91,6 +104,71 @@ def pod(  # noqa: PLR0917 - click passes them by name
         _show_now(answer)
 
 
+@explain.command()
+@click.argument("name")
+@click.option(
+    "-n", "--namespace", default="default", show_default=True, help="Namespace of the claim."
+)
+@options.registry_option
+@options.kubeconfig_option
+@options.format_option
+def claim(name: str, namespace: str, registry: str, kubeconfig: str, format_: str) -> None:
+    """Explain whether a ResourceClaim is booked, or why it is refused."""
+    answer = explain_claim(namespace, name, registry=registry, kubeconfig=kubeconfig)
+    if output.structured(answer, format_):
+        return
+    click.echo(f"Claim {answer.namespace}/{answer.claim}")
+    _show_history(answer.allocations, answer.decisions)
+    if answer.now is None:
+        click.echo(f"  now: {answer.problem}")
+        return
+    reason = f": {answer.now.reason}" if answer.now.reason else ""
+    click.echo(f"  now: {answer.now.state}{reason}")
+    for label, text in (
+        ("devices", ", ".join(answer.now.devices)),
+        ("pods", ", ".join(answer.now.pods)),
+    ):
+        if text:
+            click.echo(f"    {label}: {text}")
+
+
+def explain_claim(namespace: str, name: str, *, registry: str, kubeconfig: str) -> ClaimExplanation:
+    """Read a claim's decisions from the registry, and its status from the Kubernetes API.
+
+    A pod may have the same name: only what the claim's uid is recorded with counts.
+    """
+    recorded = Explanation(namespace=namespace, pod=name, decisions=(), allocations=())
+    absent: Absent | None = None
+    try:
+        recorded = client.read(Explanation, registry, f"/v1/explain/{namespace}/{name}")
+    except Absent as error:
+        absent = error
+    allocations = tuple(one for one in recorded.allocations if one.origin == CLAIM)
+    uids = {one.pod_uid for one in allocations}
+    now, problem = None, ""
+    try:
+        found = kube.with_kube(kubeconfig, lambda api: claimviews.read_claim(api, namespace, name))
+    except (Absent, Refused, Unreachable, InputRefused) as error:
+        if absent is not None:
+            raise
+        problem = error.message
+    else:
+        uids.add(found.uid)
+        now = next(
+            (one for one in claimviews.views([found], allocations) if one.uid == found.uid), None
+        )
+        if now is None:
+            problem = "the claim has no device of ours, and requests none"
+    return ClaimExplanation(
+        namespace=namespace,
+        claim=name,
+        decisions=tuple(one for one in recorded.decisions if one.pod_uid in uids),
+        allocations=allocations,
+        now=now,
+        problem=problem,
+    )
+
+
 def _show_now(answer: PodExplanation) -> None:
     now = answer.now
     if now is None:
@@ -129,12 +207,16 @@ def _verdict(device: DeviceVerdict) -> str:
 
 def _show_recorded(answer: PodExplanation) -> None:
     click.echo(f"Pod {answer.namespace}/{answer.pod}")
-    for one in answer.allocations:
+    _show_history(answer.allocations, answer.decisions)
+
+
+def _show_history(allocations: Sequence[Allocation], decisions: Sequence[DecisionRecord]) -> None:
+    for one in allocations:
         reason = f" ({one.reason})" if one.reason else ""
         click.echo(f"  {one.state} on {one.node}{reason}: {output.shares(one.containers)}")
-    if not answer.decisions:
+    if not decisions:
         click.echo("  No decision is recorded.")
-    for decision in answer.decisions:
+    for decision in decisions:
         when = time.strftime("%H:%M:%S", time.localtime(decision.time_s))
         click.echo(f"  {when} {decision.verb}: {_outcome(decision)}")
         for refusal in decision.refusals:

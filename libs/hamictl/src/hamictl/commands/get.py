@@ -8,7 +8,7 @@ import click
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
-from hamictl import client, options, output, quotatables
+from hamictl import claimviews, client, kube, options, output, quotatables
 from hamictl.client import Allocation, Device, Node
 
 _CLOCK = SystemClock()
@@ -101,7 +101,7 @@ def _device(device: Device, *, is_wide: bool) -> list[object]:
 @options.registry_option
 @options.format_option
 def allocations(namespace: str, released: bool, registry: str, format_: str) -> None:  # noqa: FBT001 - click passes flags so
-    """List allocations: the shares of devices that pods hold."""
+    """List allocations: shares of pods and claims."""
     answer = client.read(
         client.Allocations,
         registry,
@@ -123,7 +123,7 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
     state = f"{one.state}: {one.reason}" if one.reason else one.state
     row: list[object] = [
         one.namespace,
-        one.pod,
+        one.holder,
         one.node,
         state,
         output.shares(one.containers),
@@ -132,6 +132,35 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
     if is_wide:
         row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
     return row
+
+
+@get.command()
+@options.only_namespace_option
+@options.registry_option
+@options.kubeconfig_option
+@options.format_option
+def claims(namespace: str, registry: str, kubeconfig: str, format_: str) -> None:
+    """List ResourceClaims with their devices and state."""
+    recorded = client.read(client.Allocations, registry, "/v1/allocations", namespace=namespace)
+    found = kube.with_kube(kubeconfig, lambda api: claimviews.read_claims(api, namespace))
+    answer = claimviews.Claims(items=tuple(claimviews.views(found, recorded.items)))
+    if output.structured(answer, format_):
+        return
+    headings = ["NAMESPACE", "CLAIM", "PODS", "NODE", "DEVICES", "MEMORY MIB", "CORES %", "STATE"]
+    rows = [
+        [
+            one.namespace,
+            one.claim,
+            ",".join(one.pods) or "-",
+            one.node or "-",
+            ",".join(one.devices) or "-",
+            one.memory_mib,
+            one.core_pct,
+            f"{one.state}: {one.reason}" if one.reason else one.state,
+        ]
+        for one in answer.items
+    ]
+    output.table(headings, rows, empty="No claims found.")
 
 
 @get.command()

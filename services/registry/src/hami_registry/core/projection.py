@@ -88,6 +88,8 @@ class AllocationView(Struct, frozen=True, kw_only=True):
     code: str
     reason: str
     enforcement: str
+    origin: str
+    """``claim``: a ResourceClaim holds the shares, and ``pod`` and ``pod_uid`` are the claim's."""
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
@@ -313,4 +315,5 @@ def _allocation_view(known: _Allocation) -> AllocationView | None:
         code=state.code if state else "",
         reason=(state.reason if state else "") or record.reason,
         enforcement=state.enforcement if state else "",
+        origin=record.origin,
     )
