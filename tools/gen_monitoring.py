@@ -225,6 +225,23 @@ NODE: Final[tuple[Panel, ...]] = (
         "s",
         ((quantile(0.99, "hami_nodeagent_allocate_seconds", "resource"), "{{resource}}"),),
     ),
+    (
+        "ResourceClaims prepared or refused, by outcome",
+        "timeseries",
+        "none",
+        (
+            (
+                f"sum by (outcome) (increase(hami_nodeagent_claim_prepares_total{RATE}))",
+                "{{outcome}}",
+            ),
+        ),
+    ),
+    (
+        "Writes of ResourceSlices, by node",
+        "timeseries",
+        "wps",
+        ((f"sum by (instance) (rate(hami_nodeagent_slice_writes_total{RATE}))", "{{instance}}"),),
+    ),
 )
 
 NAMESPACE: Final[tuple[Panel, ...]] = (
@@ -411,6 +428,12 @@ SCHEDULER: Final[tuple[Panel, ...]] = (
         "timeseries",
         "none",
         ((f"sum by (cause) (increase(hami_scheduler_releases_total{RATE}))", "{{cause}}"),),
+    ),
+    (
+        "Verdicts about ResourceClaims",
+        "timeseries",
+        "none",
+        ((f"sum by (outcome) (increase(hami_scheduler_claims_total{RATE}))", "{{outcome}}"),),
     ),
 )
 

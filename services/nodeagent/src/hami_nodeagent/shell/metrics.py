@@ -108,6 +108,9 @@ class ClaimMetrics:
             ("verb",),
             registry=registry,
         )
+        self.prepares.labels(outcome="ok")
+        for verb in ("create", "update", "delete"):
+            self.slice_writes.labels(verb=verb)
 
 
 class OvercommitMetrics:

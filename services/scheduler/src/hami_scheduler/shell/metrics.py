@@ -145,10 +145,12 @@ class Metrics:
         )
         self.claims = Counter(
             "hami_scheduler_claims",
-            "Allocations of ResourceClaims, by what came of them.",
+            "Verdicts about allocations of ResourceClaims: booked, or refused.",
             ["outcome"],
             registry=registry,
         )
+        for outcome in ("booked", "refused"):
+            self.claims.labels(outcome=outcome)
         self.claim_writes = Counter(
             "hami_scheduler_claim_writes",
             "Writes of the API server about ResourceClaims of pods, by what they write.",
