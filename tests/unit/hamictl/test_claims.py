@@ -85,6 +85,15 @@ def test_refused_claim_has_the_reason_of_its_condition() -> None:
     assert (found.state, found.reason) == ("Refused", "CardCordoned: no")
 
 
+def test_claim_of_a_pod_has_the_state_of_the_pods_record() -> None:
+    of_pod = record("p", "prepared", allocation_id="of the pod", origin="", claim="hami-1")
+    document = read(claims.claim("hami-1", result(GPU), reserved_for=["p"]))
+    (found,) = claimviews.views([document], [of_pod])
+    assert (found.claim, found.state) == ("hami-1", "Prepared")
+    assert claimviews.views([], [of_pod]) == []
+    assert of_pod.holder == "p (claim hami-1)"
+
+
 def test_record_of_another_allocation_is_releasing() -> None:
     document = read(claims.claim("c", result(GPU)))
     old = record("c", "prepared", allocation_id="old")

@@ -46,7 +46,9 @@ _STATES: dict[str, ClaimState] = {
 
 
 _Records = dict[tuple[str, str], Allocation]
-"""By the uid of the claim and the id of the allocation."""
+"""By the uid of the claim and the id of the allocation; by the claim's namespace and name where a pod
+gets its shares through it.
+"""
 
 
 class _Exactly(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -125,12 +127,12 @@ async def read_claims(kube: KubeApi, namespace: str) -> list[Claim]:
 def views(claims: Iterable[Claim], allocations: Iterable[Allocation]) -> Sequence[ClaimView]:
     """Return the claims of our driver or classes, and records whose claim is gone, by name."""
     records = {
-        (one.pod_uid, one.allocation_id): one
+        (one.namespace, one.claim) if one.claim else (one.pod_uid, one.allocation_id): one
         for one in allocations
-        if one.origin == CLAIM and one.state != "released"
+        if (one.origin == CLAIM or one.claim) and one.state != "released"
     }
     found = list(_of_claims(claims, records))
-    found += [_left(record) for record in records.values()]
+    found += [_left(record) for record in records.values() if not record.claim]
     return sorted(found, key=lambda one: (one.namespace, one.claim, one.uid))
 
 
@@ -162,7 +164,8 @@ def _of_claims(claims: Iterable[Claim], records: _Records) -> Iterator[ClaimView
 
 
 def _state(claim: Claim, records: _Records) -> tuple[ClaimState, str]:
-    record = records.pop((claim.uid, claim.allocation_id()), None)
+    of_pod = (claim.namespace, claim.metadata.name)
+    record = records.pop((claim.uid, claim.allocation_id()), None) or records.pop(of_pod, None)
     if record is not None:
         if record.code == UNPREPARED:
             return "Unprepared", ""

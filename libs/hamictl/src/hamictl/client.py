@@ -85,11 +85,15 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     enforcement: str = ""
     origin: str = ""
+    claim: str = ""
+    """ResourceClaim through which the pod gets its shares."""
 
     @property
     def holder(self) -> str:
         """Name of the pod, or of the claim with a mark."""
-        return f"{self.pod} (claim)" if self.origin == CLAIM else self.pod
+        if self.origin == CLAIM:
+            return f"{self.pod} (claim)"
+        return f"{self.pod} (claim {self.claim})" if self.claim else self.pod
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,8 @@ class AllocationView(Struct, frozen=True, kw_only=True):
     enforcement: str
     origin: str
     """``claim``: a ResourceClaim holds the shares, and ``pod`` and ``pod_uid`` are the claim's."""
+    claim: str
+    """ResourceClaim through which the pod gets its shares; empty: through the device plugin."""
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
@@ -316,4 +318,5 @@ def _allocation_view(known: _Allocation) -> AllocationView | None:
         reason=(state.reason if state else "") or record.reason,
         enforcement=state.enforcement if state else "",
         origin=record.origin,
+        claim=record.claim,
     )
