@@ -673,8 +673,9 @@ async def add_dra(cluster: Cluster, **on: str) -> None:
         await cluster.put(f"/apis/apps/v1/namespaces/{path}", document)
     await cluster.put("/api/v1/nodes", node(hami=True))
     selector = {"cel": {"expression": 'device.driver == "gpu.hami.io"'}}
-    one = {"metadata": {"name": "hami-share"}, "spec": {"selectors": [selector]}}
-    await cluster.put(f"{RESOURCE}/deviceclasses", one)
+    for name in ("hami-share", "hami-whole"):
+        one = {"metadata": {"name": name}, "spec": {"selectors": [selector]}}
+        await cluster.put(f"{RESOURCE}/deviceclasses", one)
     await cluster.put(f"{RESOURCE}/resourceslices", slice_of(NODE))
 
 
@@ -738,12 +739,12 @@ async def test_old_control_plane_is_named(
 async def test_missing_class_and_slices_and_slices_without_agent_are_named(
     serving: Cluster,
 ) -> None:
-    await serving.kube.delete(f"{RESOURCE}/deviceclasses/hami-share")
+    await serving.kube.delete(f"{RESOURCE}/deviceclasses/hami-whole")
     await serving.kube.delete(f"{RESOURCE}/resourceslices/{NODE}-gpu.hami.io-0")
     await serving.put(f"{RESOURCE}/resourceslices", slice_of("left"))
     found = await claims_faults(serving)
     assert {name for name, _ in found} == {"", NODE, "left"}
-    assert "the DeviceClass hami-share is missing" in {text for _, text in found}
+    assert "the DeviceClass hami-whole is missing" in {text for _, text in found}
 
 
 class Refusing:

@@ -46,7 +46,7 @@ _STATES: dict[str, ClaimState] = {
 
 
 _Records = dict[tuple[str, str], Allocation]
-"""By the uid of the claim and the id of the allocation; by the claim's namespace and name where a pod
+"""By the uid of the claim and the id of the allocation; by namespace and name of the claim where a pod
 gets its shares through it.
 """
 

@@ -14,7 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from hami_common.dra.names import CLAIMS_CDI, DRIVER, GROUP, SHARE_CLASS, VERSION
+from hami_common.dra.names import (
+    CLAIMS_CDI,
+    DRIVER,
+    GROUP,
+    SHARE_CLASS,
+    VERSION,
+    WHOLE_CLASS,
+)
 from hami_common.errors import Denied, HamiError, NotFound
 from hami_common.events.asking import CheckAnswer, Finding
 from hami_common.ports import KubeApi
@@ -318,11 +325,13 @@ class ClaimsDoctor:
         return list(gates(msgspec.json.decode(stored)))
 
     async def _classes(self) -> list[Finding]:
-        try:
-            await self._kube.get(f"{API}/deviceclasses/{SHARE_CLASS}")
-        except NotFound:
-            return [_finding("FAIL", f"the DeviceClass {SHARE_CLASS} is missing", COMPONENT)]
-        return []
+        found = []
+        for name in (SHARE_CLASS, WHOLE_CLASS):
+            try:
+                await self._kube.get(f"{API}/deviceclasses/{name}")
+            except NotFound:
+                found.append(_finding("FAIL", f"the DeviceClass {name} is missing", COMPONENT))
+        return found
 
     async def _rights(self) -> list[Finding]:
         return [
