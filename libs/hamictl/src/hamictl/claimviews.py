@@ -46,8 +46,8 @@ _STATES: dict[str, ClaimState] = {
 
 
 _Records = dict[tuple[str, str], Allocation]
-"""By the uid of the claim and the id of the allocation; by namespace and name of the claim where a pod
-gets its shares through it.
+"""By uid of the claim and id of the allocation; by namespace and name of the claim of a pod that has
+its shares through it.
 """
 
 
