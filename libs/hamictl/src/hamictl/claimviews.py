@@ -46,8 +46,8 @@ _STATES: dict[str, ClaimState] = {
 
 
 _Records = dict[tuple[str, str], Allocation]
-"""By uid of the claim and id of the allocation; by namespace and name of the claim of a pod that has
-its shares through it.
+"""By uid of the claim and id of the allocation, or by namespace and name of the claim, where a pod
+has its shares by the claim.
 """
 
 
@@ -95,7 +95,7 @@ class ClaimView(Struct, frozen=True, kw_only=True):
     uid: str
     state: ClaimState
     reason: str = ""
-    """Why it is refused, or has failed."""
+    """Reason for which it is refused, or has failed."""
     pods: tuple[str, ...] = ()
     """Pods for which it is reserved."""
     node: str = ""
