@@ -151,9 +151,9 @@ async def test_refusal_is_a_condition_of_the_device_until_the_claim_is_booked() 
             "reason": "CardInsufficientMemory",
             "message": world.kube.events[0]["message"],
         }
-        revision = world.kube.revision
+        version = world.kube.objects[claims.path("c")]["metadata"]["resourceVersion"]
         await world.advance(35, "n1")
-        assert world.kube.revision == revision
+        assert world.kube.objects[claims.path("c")]["metadata"]["resourceVersion"] == version
         world.kube.remove(pod_path(pod))
         await world.advance(14, "n1")
         assert conditions(world, "c") == [("True", "Booked")]

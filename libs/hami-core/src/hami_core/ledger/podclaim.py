@@ -24,6 +24,7 @@ from hami_common.dra.names import (
     FULL,
     GROUP,
     MEMORY,
+    SHARE_CLASS,
     SLOTS,
     VERSION,
     device_name,
@@ -40,8 +41,6 @@ from hami_common.pods import annotations as keys
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.planning.conditions import kube_time
 
-CLASS: Final = "hami-share"
-"""DeviceClass of the requests: all devices of our driver."""
 FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 """Finalizer of an allocated claim: kube-controller-manager deallocates no claim without it."""
 _OF_POD: Final = "resource.kubernetes.io/pod-claim-name"
@@ -150,7 +149,7 @@ def claim_document(pod: PodFacts, devices: Iterable[Device]) -> bytes:
 def _request(share: ShareRequest, selector: DeviceSelector, devices: list[Device]) -> _Obj:
     asked = share.asked
     exactly: _Obj = {
-        "deviceClassName": CLASS,
+        "deviceClassName": SHARE_CLASS,
         "allocationMode": "ExactCount",
         "count": asked.count,
         "selectors": [{"cel": {"expression": one}} for one in _expressions(asked, selector)],
