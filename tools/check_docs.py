@@ -41,7 +41,7 @@ from hami_core.quota import queues
 from hami_registry.core import device_config
 from hami_sim.apiserver import dra
 from hami_sim.apiserver.errors import Cause, Obj
-from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, mutate
 from hamictl.cli import main as hamictl_main
 from tools.docs_text import Command, Page, Snippet, read
 from tools.gen_settings import SERVICES
@@ -601,7 +601,7 @@ def _pod_problem(pod: dict[str, Any]) -> str:
         msgspec.convert(pod, PodView),
         catalog=CATALOG,
         policy=AdmissionPolicy(),
-        traceparent=TRACE,
+        at=Circumstances(traceparent=TRACE, claim="claim"),
     )
     if not verdict.allowed:
         return verdict.message
