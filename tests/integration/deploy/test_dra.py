@@ -38,10 +38,18 @@ def test_scheduler_books_claims_with_the_component_and_not_without(
     assert settings_of(rendered).dra.enabled
     assert not settings_of(plain).dra.enabled
     assert ("ClusterRole", name) not in plain
-    (rule,) = rendered["ClusterRole", name]["rules"]
-    assert rule["apiGroups"] == ["resource.k8s.io"]
-    assert rule["resources"] == ["resourceclaims"]
-    assert set(rule["verbs"]) == {"get", "list", "watch"}
+    verbs = {
+        (resource, *rule.get("resourceNames", ())): set(rule["verbs"])
+        for rule in rendered["ClusterRole", name]["rules"]
+        if rule["apiGroups"] == [names.GROUP]
+        for resource in rule["resources"]
+    }
+    assert verbs == {
+        ("resourceclaims",): {"get", "list", "watch", "create", "patch"},
+        ("resourceclaims/status",): {"patch"},
+        ("resourceclaims/binding",): {"patch"},
+        ("resourceclaims/driver", names.DRIVER): {"arbitrary-node:patch"},
+    }
     (subject,) = rendered["ClusterRoleBinding", name]["subjects"]
     assert (subject["namespace"], subject["name"]) == ("hami-system", "hami-scheduler")
 
