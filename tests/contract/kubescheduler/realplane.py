@@ -24,7 +24,7 @@ async def extender() -> AsyncIterator[Extender]:
 
 @pytest.fixture(scope="module")
 def dra() -> bool:
-    """Whether kube-scheduler has the configuration of component ``dra``; a module may say so."""
+    """Configuration of kube-scheduler: of the component ``dra``, if a module overrides this."""
     return False
 
 

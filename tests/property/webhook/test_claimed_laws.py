@@ -22,8 +22,10 @@ CATALOG = Catalog.from_settings()
 POLICY = AdmissionPolicy(dra_enabled=True, hide_devices_from_others=True)
 NAMES = ("main", "side", "init-0", "init-1")
 Pod = dict[str, Any]
+Amounts = st.SearchStrategy[dict[str, str]]
+_none: Amounts = st.just({})
 
-_nvidia = st.fixed_dictionaries(
+_nvidia: Amounts = st.fixed_dictionaries(
     {},
     optional={
         "nvidia.com/gpu": st.sampled_from(["0", "1", "2"]),
@@ -33,16 +35,18 @@ _nvidia = st.fixed_dictionaries(
         "nvidia.com/priority": st.sampled_from(["0", "1"]),
     },
 )
-_hygon = st.fixed_dictionaries(
+_hygon: Amounts = st.fixed_dictionaries(
     {"hygon.com/dcunum": st.sampled_from(["1", "2"])},
     optional={"hygon.com/dcumem": st.sampled_from(["500", "3000"])},
 )
-_plain = st.fixed_dictionaries({}, optional={"cpu": st.just("1"), "memory": st.just("1Gi")})
-_limits = st.builds(
+_plain: Amounts = st.fixed_dictionaries(
+    {}, optional={"cpu": st.just("1"), "memory": st.just("1Gi")}
+)
+_limits: Amounts = st.builds(
     lambda *parts: {key: value for part in parts for key, value in part.items()},
     _plain,
     _nvidia,
-    st.just({}) | _hygon,
+    _none | _hygon,
 )
 
 
@@ -53,14 +57,15 @@ def pods(draw: st.DrawFn) -> Pod:
     for name in NAMES:
         one: Pod = {"name": name, "image": "i"}
         limits = draw(_limits)
-        resources: Pod = {"limits": limits} if limits or draw(st.booleans()) else {}
-        if limits and draw(st.booleans()):
+        flags: list[bool] = draw(st.lists(st.booleans(), min_size=5, max_size=5))
+        resources: Pod = {"limits": limits} if limits or flags[0] else {}
+        if limits and flags[1]:
             resources["requests"] = dict(limits)
-        if draw(st.booleans()):
+        if flags[2]:
             resources["claims"] = [{"name": "nic"}]
-        if resources or draw(st.booleans()):
+        if resources or flags[3]:
             one["resources"] = resources
-        if draw(st.booleans()):
+        if flags[4]:
             one["envFrom"] = [{"configMapRef": {"name": "c"}}]
         made.append(one)
     made[2] |= draw(st.sampled_from([{}, {"restartPolicy": "Always"}]))

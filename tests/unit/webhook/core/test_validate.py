@@ -204,7 +204,7 @@ def of_claimed(**more: Any) -> Verdict:
     return validate_ephemeral(document, old, new, catalog=CATALOG)
 
 
-def test_ephemeral_container_cannot_use_a_claim_and_a_warning_says_so() -> None:
+def test_ephemeral_container_cannot_use_a_claim_and_gets_a_warning() -> None:
     verdict = of_claimed()
     assert verdict.allowed
     assert verdict.operations == ()

@@ -35,7 +35,7 @@ from hami_common.pods.podview import (
 )
 
 AllocationMode = Literal["device-plugin", "dra"]
-"""How a pod gets the devices of its resource limits."""
+"""Way in which a pod gets the devices of its resource limits."""
 POD_CLAIM: Final = "hami"
 """Name by which the pod's spec calls the claim."""
 RESULTS_MOST: Final = 32

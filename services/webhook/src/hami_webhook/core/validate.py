@@ -27,9 +27,9 @@ from hami_webhook.core.patch import diff
 
 _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
 _GUARDED_OF_CLAIMS = re.compile(
-    r"/spec/(resourceClaims|volumes|(initC|c)ontainers/\d+/(resources|volumeMounts))"
+    r"/spec/(resourceClaims|volumes|(containers|initContainers)/\d+/(resources|volumeMounts))"
 )
-"""Where a pod in mode ``dra`` names its claim, and where volumes would hide the agent's mounts."""
+"""Paths by which a pod in mode ``dra`` uses its claim, and by which volumes hide the agent's."""
 _SETTLED_AT_CREATION = (keys.CLAIMED_RESOURCES, keys.ALLOCATION_MODE)
 
 
@@ -185,7 +185,7 @@ def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Ca
 
     A container that targets one with a share gets that container's limits and region mounted.
     Where the node agent mounted those, with a claim, Kubernetes gives an ephemeral container
-    neither them nor a device; a warning says so.
+    neither them nor a device, which a warning reports.
     """
     by_claim, new = is_claimed(new), restored(new)
     if not catalog.mentions(new):
