@@ -44,7 +44,7 @@ ALLOCATION = "hami.io/allocation"
 """Signed placement, written with the Binding only (design D4)."""
 CLAIMED_RESOURCES = "hami.io/claimed-resources"
 """Our resources of each container, JSON, of a pod that gets them through a claim: the webhook moves
-them here from the limits. Nobody changes it afterwards.
+them here from the limits. It is immutable afterwards.
 """
 TRACEPARENT = "hami.io/traceparent"
 """W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""
