@@ -18,7 +18,7 @@
 #define VGPU_ROOT "" /* another root directory, in tests only: nothing at run time can move these paths */
 #endif
 #define LIMITS_PATH VGPU_ROOT "/etc/hami/limits"
-#define LIMITS_SHARED VGPU_ROOT "/run/hami-priority" /* the agent mounts it together with this library */
+#define LIMITS_SHARED VGPU_ROOT "/run/hami-priority"     /* the agent mounts it together with this library */
 #define LIMITS_ENDED_PATH LIMITS_SHARED "/bells/ended-1" /* of this container alone, see process.h */
 #define LIMITS_REGION_PATH VGPU_ROOT REGION_DIRECTORY "/" REGION_FILE_NAME
 #define LIMITS_REGION_PATH_DEFAULT VGPU_ROOT "/tmp/cudevshr.cache" /* without the suffix */

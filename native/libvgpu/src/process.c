@@ -269,8 +269,7 @@ static void judge_inner(const union region_owner *self, const union region_owner
     bool searched = search.seen && search.status;
     if (searched) see_processes(&search, directory);
     for (size_t i = 0; searched && !search.blind && i < count; i++)
-        if (owners[i].pid_namespace != self->pid_namespace && !search.seen[i] && is_inner(&owners[i]))
-            alive[i] = false;
+        if (owners[i].pid_namespace != self->pid_namespace && !search.seen[i] && is_inner(&owners[i])) alive[i] = false;
     free(search.status);
     free(search.seen);
     closedir(directory);
@@ -296,7 +295,8 @@ static void judge_ended(const union region_owner *owners, bool *alive, size_t co
         uint64_t pid_namespace = next_number(&at);
         uint64_t start_ticks = next_number(&at);
         for (size_t i = 0; start_ticks && i < count; i++)
-            if (owners[i].pid == pid && owners[i].pid_namespace == pid_namespace && owners[i].start_ticks == start_ticks)
+            if (owners[i].pid == pid && owners[i].pid_namespace == pid_namespace &&
+                owners[i].start_ticks == start_ticks)
                 alive[i] = false;
         while (*at && *at != '\n')
             at++;

@@ -28,7 +28,7 @@ def test_list_is_where_the_library_reads_it() -> None:
     assert len(text) < 16384
 
 
-def test_list_has_owners_that_can_be_told_from_successors() -> None:
+def test_list_has_only_owners_with_a_start_time() -> None:
     assert ended_text([owner(), owner(start_ticks=0), owner(pid=3)]) == (
         "3 4026532000 99\n7 4026532000 99\n"
     )

@@ -63,7 +63,7 @@ class View(Struct, frozen=True, kw_only=True):
 def ended_text(owners: Collection[Owner]) -> str:
     """Return the list of ended owners as the in-container library reads it (``process.h``).
 
-    Owners without a start time are left out: they cannot be told from successors.
+    Owners without a start time are left out: a successor may have the same number.
     """
     known = sorted((one.pid, one.namespace, one.start_ticks) for one in owners if one.start_ticks)
     return "".join(f"{' '.join(map(str, one))}\n" for one in known[:ENDED_MOST])

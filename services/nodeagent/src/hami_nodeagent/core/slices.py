@@ -2,8 +2,8 @@
 """Describes the node's devices as ResourceSlices of our DRA driver (``resource.k8s.io/v1``).
 
 The value of a capacity is what holders that are not claims leave: kube-scheduler subtracts the
-claims itself, so the sum over both is bounded by the device (ADR 38). What a resize adds to a
-claim's allocation, which never changes, is taken off, too. A device gets a taint where
+claims itself, so the sum over both is bounded by the device (ADR 38). A claim's allocation never
+changes, so the amount that a resize added to it is taken off, too. A device gets a taint where
 its capacities cannot say that it takes no further share: the API server demands at least two steps
 of memory and one slot, a device whose compute is used up takes no share at all, and shares of some
 kinds do not mix. Only devices that are shared by limits are published: no hardware partitions, no
@@ -51,8 +51,8 @@ class Holdings(Struct, frozen=True, kw_only=True):
     others: Booked = NOTHING
     """Held by pods, and reserved for them."""
     grown_mib: int = 0
-    """What resizes added to the claims' allocations, which kube-scheduler does not see; negative:
-    what they took off."""
+    """Amount that resizes added to the claims' allocations, which kube-scheduler does not see;
+    negative: that they took off."""
     grown_core_pct: int = 0
 
 
