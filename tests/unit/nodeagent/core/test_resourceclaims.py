@@ -338,6 +338,7 @@ def test_claim_of_a_pod_is_compared_with_the_record_of_the_pod() -> None:
         (replace(POD_RECORD, op="release", containers=()), Code.LEDGER_UNKNOWN),
         (replace(POD_RECORD, claim=""), Code.LEDGER_UNKNOWN),
         (replace(POD_RECORD, claim="other"), Code.LEDGER_UNKNOWN),
+        (replace(POD_RECORD, namespace="other"), Code.LEDGER_UNKNOWN),
         (replace(POD_RECORD, containers=POD_RECORD.containers[:1]), Code.LEDGER_MISMATCH),
         (
             replace(POD_RECORD, containers=(POD_RECORD.containers[0], replace(MAIN, name="side"))),

@@ -28,6 +28,7 @@ from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.core.resourceclaims import Code, Prepared, Refuse
+from hami_nodeagent.core.thrash import ThrashRules
 from hami_nodeagent.settings import DraSettings
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.limiter import Limiter
@@ -360,6 +361,26 @@ async def test_refusals_have_stable_codes_and_write_nothing(node: Node) -> None:
     assert node.files() == []
 
 
+async def test_container_whose_memory_may_thrash_has_a_gate(tmp_path: Path) -> None:
+    node = Node(tmp_path, thrash=ThrashRules(quanta=True))
+    node.site.picture.set_canonical(
+        NodeDevices(
+            node=NODE,
+            vendor="nvidia",
+            boot_id="",
+            seq=1,
+            time_s=0,
+            config_generation=1,
+            devices=(device(0), device(1, capacity_mib=2000)),
+        )
+    )
+    for name, uid, index in (("c", UID, 0), ("d", OTHER, 1)):
+        node.book(node.claim(name, uid, ("main", index, 300, 30)))
+        done(await node.prepare(name, uid))
+    quanta = node.limiter.quanta
+    assert [quanta.is_open((uid, "main")) for uid in (UID, OTHER)] == [None, True]
+
+
 async def test_missing_library_refuses_the_share(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.book(node.claim("c", UID, ("main", 0, 300, 30)))
@@ -525,6 +546,33 @@ async def test_resized_share_is_rewritten_and_prepared_with_its_amounts(
     assert "memory_mib=500" in node.limits(uid, "main")
     node.book(node.claim("d", OTHER, ("main", 0, 501, 0)))
     assert refused(await node.prepare("d", OTHER)).code == Code.DEVICE_FULL
+
+
+async def test_prepared_claim_keeps_its_grants_when_a_resized_one_cannot_be_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = node.owned("web", ("main", 0, 300, 30))
+    node.book(record)
+    done(await node.prepare())
+    before = node.site.picture.grants.of_pod("uid-web")
+    share = replace(record.containers[0].shares[0], memory_mib=500)
+    container = replace(record.containers[0], shares=(share,))
+    node.book(replace(record, op="resize", containers=(container,)))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(node.site.checkpoint, "write_spec", fail)
+    assert refused(await node.prepare()).code == Code.HOST_FAILED
+    assert node.site.picture.grants.of_pod("uid-web") == before
+
+
+async def test_owner_with_a_uid_that_is_none_is_refused(node: Node) -> None:
+    node.owned("web", ("main", 0, 300, 30))
+    node.kube.claims["c"]["metadata"]["ownerReferences"][0]["uid"] = "../../etc"
+    outcome = refused(await node.prepare())
+    assert outcome.code == Code.ALLOCATION_INVALID
+    assert "metadata.ownerReferences" in outcome.text
 
 
 class FakeList:

@@ -241,7 +241,7 @@ def _record_lack(
 def _is_of(record: AllocationRecord, claim: ResourceClaim) -> bool:
     """Return whether the record is of the claim, or of the pod that owns it and has it so."""
     if owner_pod(claim.metadata):
-        return record.claim == claim.metadata.name
+        return (record.namespace, record.claim) == (claim.namespace, claim.metadata.name)
     return is_of_claim(record)
 
 

@@ -31,7 +31,7 @@ from hami_common.ports import KubeApi
 from hami_common.vendors.protocol import BindMount, ContainerEdits
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import Grant
-from hami_nodeagent.core.holders import needs_library
+from hami_nodeagent.core.holders import needs_library, uses_managed_memory
 from hami_nodeagent.core.partition_specs import spec_of
 from hami_nodeagent.core.resourceclaims import (
     Code,
@@ -136,9 +136,10 @@ class Preparer:
         try:
             return await self._write(claim, given, grants, installed, known if is_again else None)
         except OSError as error:
-            if not is_again:
-                for grant in grants:
-                    self._picture.grants.remove(grant)
+            for grant in grants:
+                self._picture.grants.remove(grant)
+            for grant in known.grants if known is not None else ():
+                self._picture.grants.add(grant)
             _log.exception("host not writable")
             return Refuse(
                 code=Code.HOST_FAILED,
@@ -161,6 +162,11 @@ class Preparer:
             return unknown
         except HamiError as error:
             return Refuse(code=Code.API_UNAVAILABLE, text=f"claim {title} is not read: {error}")
+        if not is_label(record_owner(claim)):
+            return Refuse(
+                code=Code.ALLOCATION_INVALID,
+                text=f"claim {title}: metadata.ownerReferences: the uid of its pod is no uid",
+            )
         return claim if claim.uid == uid else unknown
 
     async def _decided(self, claim: ResourceClaim) -> Given | Refuse:
@@ -321,7 +327,11 @@ class Preparer:
         mounts: tuple[BindMount, ...] = ()
         if grant.library:
             mounts = self._limiter.mounts(
-                installed, grant.pod_uid, grant.container, is_recalled=False, may_thrash=False
+                installed,
+                grant.pod_uid,
+                grant.container,
+                is_recalled=False,
+                may_thrash=uses_managed_memory(devices),
             )
         has_region = needs_library(own, devices)
         context = self._renderer.context_of(own, devices, mounts, has_region=has_region)
