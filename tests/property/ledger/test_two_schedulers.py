@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two schedulers on one bus never double or lose a share, whatever happens (design D3-D6).
 
-40,000 random operations by default: binds, gangs, Volcano's sessions, claims, resizes and releases,
-agents' states, nodes that are lost and return, replicas that die, hang or are cut off, requests and
-answers that are lost or come late, repeated and reordered delivery. Judged from pods, claims and
-streams alone, see ``judge``.
+40,000 random operations by default: binds, gangs, Volcano's sessions, claims of users and of pods,
+resizes and releases, agents' states, nodes that are lost and return, replicas that die, hang or are
+cut off, requests and answers that are lost or come late, repeated and reordered delivery. Judged
+from pods, claims and streams alone, see ``judge``.
 
 They run in parts against the in-memory bus, on an event loop whose time stands still while any task
 can run: such a run depends on its seed alone and can be repeated exactly. A part of the number runs
@@ -98,5 +98,13 @@ def check_everything_happened(drive: Drive) -> None:
         assert drive.chaos.outcomes[what] > done / 1000, what
     assert drive.chaos.outcomes["claim prepared"] > done / 1000
     assert drive.chaos.outcomes["claim unprepared"] > 0
+    for what in ("pod-claim allocated", "pod-claim collected"):
+        assert drive.chaos.outcomes[what] > done / 1000, what
+    for outcome in ("created", "written", "re-picked", "cleared"):
+        values = [
+            replica.value("hami_scheduler_claims_total", outcome=outcome)
+            for replica in drive.world.all_replicas
+        ]
+        assert sum(values) > 0, outcome
     for trouble in ("lost", "answer-lost", "late-accepted", "late-refused", "repeated"):
         assert drive.world.troubles.met[trouble] > 0, trouble

@@ -18,6 +18,7 @@ from hami_core.ledger.podclaim import (
     allocate_document,
     claim_document,
     clear_document,
+    has_devices,
     holds,
     is_reserved_for,
     on_published,
@@ -90,7 +91,7 @@ GPU = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
 
 
 def selected(annotations: dict[str, str], **attributes: str) -> bool:
-    """Whether a device with these attributes passes the selectors of the pod's claim."""
+    """Return whether a device with these attributes passes the selectors of the pod's claim."""
     offered = Offered(
         id=("gpu.hami.io", "n1/hami", "d"),
         spec={"attributes": {name: {"string": text} for name, text in attributes.items()}},
@@ -117,7 +118,7 @@ def selected(annotations: dict[str, str], **attributes: str) -> bool:
         ({"nvidia.com/nouse-gpuuuid": "GPU-1"}, {"uuid": "GPU-1"}, False),
         # Too long to be published: left to the bind.
         ({"nvidia.com/use-gputype": "A100", "nvidia.com/use-gpuuuid": "x"}, {}, True),
-        # What CEL would judge otherwise than we do is left to the bind.
+        # CEL would judge it otherwise than we do: left to the bind.
         ({"nvidia.com/use-gputype": "Ämt"}, {"type": "other"}, True),
     ],
 )
@@ -174,7 +175,7 @@ def allocated(**changes: Any) -> ResourceClaim:
         claim,
         replace(RECORD, **changes),
         config=msgspec.Raw(b"null"),
-        now_s=0.0,
+        at="1970-01-01T00:00:00Z",
         share_ids=lambda: f"00000000-0000-4000-8000-{next(numbers):012}",
     )
     patch = json.loads(document)
@@ -199,14 +200,20 @@ def test_order_of_requests_and_devices_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "share",
-    [{"memory_mib": 999}, {"core_pct": 11}, {"uuid": "GPU-2"}, {"uuid": "GPU-1"}],
+    ("share", "has_same_devices"),
+    [
+        ({"memory_mib": 999}, True),
+        ({"core_pct": 11}, True),
+        ({"uuid": "GPU-2"}, False),
+        ({"uuid": "GPU-1"}, False),
+    ],
 )
-def test_any_other_device_or_amount_differs(share: Obj) -> None:
+def test_any_other_device_or_amount_differs(share: Obj, *, has_same_devices: bool) -> None:
     first, second = RECORD.containers
     changed = replace(first, shares=(replace(first.shares[0], **share), first.shares[1]))
     claim = allocated(containers=(changed, second))
     assert not holds(claim, RECORD)
+    assert has_devices(claim, RECORD) == has_same_devices
 
 
 def test_lacking_request_other_node_and_no_allocation_differ() -> None:

@@ -311,7 +311,7 @@ async def test_binding_of_another_scheduler_is_followed_by_the_claim() -> None:
         assert pod_path(pod) in world.kube.objects
 
 
-async def test_node_that_prepared_other_devices_keeps_them() -> None:
+async def test_claim_of_a_prepared_share_is_brought_back_to_its_devices() -> None:
     async with running_world() as (world, running):
         pod = await add(world, annotated={"nvidia.com/use-gpuuuid": GPU})
         assert await running.bind(pod, "n1") == ""
@@ -320,10 +320,10 @@ async def test_node_that_prepared_other_devices_keeps_them() -> None:
         wrong = claims.allocation(result(OTHER, request="main-nvidia"))
         world.kube.change(claims.path("hami-p"), status={"allocation": wrong})
         await world.advance(30, "n1")
-        assert given(world)[0][1] == device_name(OTHER)
+        assert given(world)[0][1] == device_name(GPU)
 
 
-async def test_resized_share_is_the_claims_too() -> None:
+async def test_resize_of_a_prepared_share_leaves_the_claim_as_it_is() -> None:
     async with running_world(count=1) as (world, running):
         pod = await add(world)
         assert await running.bind(pod, "n1") == ""
@@ -333,7 +333,7 @@ async def test_resized_share_is_the_claims_too() -> None:
         containers = (replace(record.containers[0], shares=(less,)),)
         await world.record(replace(record, op="resize", containers=containers))
         await world.advance(14, "n1")
-        assert given(world) == [("main-nvidia", device_name(GPU), "500Mi", "10")]
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
 
 
 async def test_expired_reservation_takes_the_allocation_back() -> None:

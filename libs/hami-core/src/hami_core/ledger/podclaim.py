@@ -39,7 +39,6 @@ from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceRequest, DeviceSelector, PodRequest
 from hami_common.pods import annotations as keys
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.planning.conditions import kube_time
 
 FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 """Finalizer of an allocated claim: kube-controller-manager deallocates no claim without it."""
@@ -264,6 +263,17 @@ def holds(claim: ResourceClaim, record: AllocationRecord) -> bool:
     return is_there and _amounts(given) == _amounts(by_request(record.containers))
 
 
+def has_devices(claim: ResourceClaim, record: AllocationRecord) -> bool:
+    """Return whether each request has the devices of the record, whatever the amounts."""
+    given = sorted((one.request, one.pool, one.device) for one in claim.results())
+    pool = pool_name(record.node)
+    return given == sorted(
+        (container.name, pool, device_name(share.uuid))
+        for container in by_request(record.containers)
+        for share in container.shares
+    )
+
+
 def _amounts(containers: Iterable[ContainerShares]) -> _Shares:
     return {
         container.name: sorted(
@@ -304,12 +314,13 @@ def allocate_document(
     record: AllocationRecord,
     *,
     config: msgspec.Raw,
-    now_s: float,
+    at: str,
     share_ids: Callable[[], str],
 ) -> bytes:
     """Return a merge patch of the status with the record's devices, for a claim without any.
 
-    ``config``: of the allocation that it replaces. ``share_ids`` makes UUIDs.
+    ``config``: of the allocation that it replaces. ``at``: the time as Kubernetes writes it.
+    ``share_ids`` makes UUIDs.
     """
     pool = pool_name(record.node)
     results = [
@@ -335,7 +346,7 @@ def allocate_document(
     allocation = {
         "devices": devices,
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [name_is]}]},
-        "allocationTimestamp": kube_time(now_s),
+        "allocationTimestamp": at,
     }
     status = {"allocation": allocation, "reservedFor": [_consumer(record)]}
     return _encoder.encode({"metadata": _version(claim), "status": status})

@@ -203,7 +203,7 @@ class Binder:
         return bound
 
     async def _clear_claim(self, pod: PodFacts) -> None:
-        """Take back what kube-scheduler allocated for a refused bind: it pins the pod to the node.
+        """Clear what kube-scheduler allocated for a refused bind: it pins the pod to the node.
 
         Left to the follower of the claims when the API server or the bus cannot answer.
         """

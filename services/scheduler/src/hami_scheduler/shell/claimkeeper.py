@@ -23,6 +23,7 @@ from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podclaim import (
     claim_document,
+    has_devices,
     holds,
     is_reserved_for,
 )
@@ -241,8 +242,8 @@ class ClaimKeeper:
     def _differs(self, claim: ResourceClaim, holding: Holding) -> bool:
         """Return whether the claim of a bound pod is to be written.
 
-        Not once its containers exist: a resize changes the record alone, and of devices whose
-        record was replaced only a new pod gets rid.
+        Once its containers exist, they have the devices of this record, and a resize changes the
+        amounts in the record alone.
         """
         record = holding.record
         versions = (claim.metadata.resource_version, holding.revision)
@@ -251,7 +252,7 @@ class ClaimKeeper:
         if holds(claim, record) and is_reserved_for(claim, record.pod_uid):
             self._agreed[record.pod_uid] = versions
             return False
-        return not (holding.containers_exist() and claim.results())
+        return not (holding.containers_exist() and has_devices(claim, record))
 
     def _is_pinned(self, uid: str, claim: ResourceClaim) -> bool:
         """Return whether an allocation without a record keeps the waiting pod on a node."""

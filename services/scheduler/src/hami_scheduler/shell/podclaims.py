@@ -29,6 +29,7 @@ from hami_core.ledger.podclaim import (
     is_reserved_for,
     reserve_document,
 )
+from hami_core.planning.conditions import kube_time
 from hami_scheduler.shell.claimapi import ClaimApi
 from hami_scheduler.shell.ledgerwriter import LedgerWriter
 from hami_scheduler.shell.metrics import Metrics
@@ -92,8 +93,8 @@ class PodClaims:
         name = f"ResourceClaim {record.claim}"
         for _ in range(TRIES):
             stored = await self.api.read(record.namespace, record.claim)
-            now = self._state.ledger.holding(record.node, record.pod_uid)
-            if now is None or now.record.allocation_id != record.allocation_id:
+            now, pod = self._live(record), self._state.pods.get(record.pod_uid)
+            if now is None or (pod is not None and pod.node not in ("", record.node)):
                 raise Unsettled(
                     outcome="taken-back", text="the reservation was released; try again"
                 )
@@ -104,10 +105,17 @@ class PodClaims:
                 text = f"{name} is not controlled by the pod; delete the claim"
                 raise Unsettled(outcome="claim-foreign", text=text)
             try:
-                return await self._bring(stored, now.record)
+                return await self._bring(stored, now)
             except (Conflict, NotFound):
                 continue
         raise Unsettled(outcome="claim-changing", text=f"{name} kept changing; try again")
+
+    def _live(self, record: AllocationRecord) -> AllocationRecord | None:
+        """Return the newest record of this allocation, unless it was released."""
+        holding = self._state.ledger.holding(record.node, record.pod_uid)
+        if holding is None or holding.record.allocation_id != record.allocation_id:
+            return None
+        return holding.record
 
     async def _bring(self, stored: StoredClaim, record: AllocationRecord) -> Settled:
         """Bring this version of the claim to the record. ``Conflict``: it has changed."""
@@ -127,7 +135,7 @@ class PodClaims:
             stored.claim,
             record,
             config=config,
-            now_s=self._state.clock.now_s(),
+            at=kube_time(self._state.clock.now_s()),
             share_ids=lambda: str(uuid4()),
         )
         await self._write("allocate", stored, document)
@@ -141,7 +149,7 @@ class PodClaims:
         return await self.api.patch(stored.claim, document, subresource=subresource)
 
     async def clear(self, *, namespace: str, pod: str, pod_uid: str, claim: str) -> bool:
-        """Take back the allocation that a pod without a node would keep; returns whether it did.
+        """Clear the allocation that a pod without a node would keep; returns whether it did.
 
         Such an allocation pins the pod to its node. It stays where a record of the pod has these
         devices, or the pod has a node.
