@@ -31,7 +31,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         nodes=(NodeSpec(name=NODE, profile="4xT4"),),
         backoff_s=0.2,
         dra=True,
-        plane="sim",
         settings={
             "scheduler": {"tick_s": "0.2", "lease_s": "3"},
             "nodeagent": {"dra.write_s": "0.1"},
