@@ -138,6 +138,18 @@ async def test_claim_of_another_owner_is_an_event_of_the_pod_and_left_alone() ->
         assert claim(world)["metadata"]["ownerReferences"]
 
 
+async def test_request_that_cannot_be_met_is_an_event_as_no_filter_is_called() -> None:
+    async with running_world() as (world, _):
+        pod = by_claim(builders.pod("p"))
+        del pod["spec"]["containers"][0]["resources"]["claims"]
+        world.add_pod(pod)
+        await world.advance(60, "n1")
+        assert claims.path("hami-p") not in world.kube.objects
+        (event,) = world.kube.events
+        assert event["reason"] == "ClaimNotCreated"
+        assert "lacks request main-nvidia of claim hami" in event["message"]
+
+
 async def test_deleted_claim_of_a_waiting_pod_is_created_again() -> None:
     async with running_world() as (world, running):
         await add(world)

@@ -42,7 +42,7 @@ PARALLEL: Final = 16
 """Concurrent calls to the API server."""
 PAUSE_MOST_S: Final = 60.0
 """Longest pause between two attempts at one claim."""
-Step = Literal["create", "settle", "clear", ""]
+Step = Literal["create", "report", "settle", "clear", ""]
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ class ClaimKeeper:
         """(due, pause) of the next attempt at a pod whose last one failed."""
         self._pinned_s: dict[str, float] = {}
         """Time since which the claim of a waiting pod has an allocation without a record."""
+        self._reported: dict[str, str] = {}
+        """Problem of a pod's request that its newest Event has."""
         self._agreed: dict[str, tuple[str, int]] = {}
         """(version of the claim, revision of the record) that were found equal, by pod."""
         self._wake = anyio.Event()
@@ -162,7 +164,7 @@ class ClaimKeeper:
                 await until_set(self._wake, self._state.clock, at_most_s=self._tick_s)
 
     def _forget_gone(self) -> None:
-        for known in (self._pauses, self._pinned_s, self._agreed):
+        for known in (self._pauses, self._pinned_s, self._reported, self._agreed):
             for uid in [uid for uid in known if self._state.pods.get(uid) is None]:
                 del known[uid]
 
@@ -218,6 +220,8 @@ class ClaimKeeper:
             return ""
         claim = self._claims.get(uid)
         if claim is None or claim.metadata.name != pod.claim:
+            if pod.problem:
+                return "report" if self._reported.get(uid) != pod.problem else ""
             is_wanted = pod.claim_requests and not pod.is_gated and not pod.is_deleting
             return "create" if is_wanted else ""
         if claim.metadata.deletion_timestamp is not None:
@@ -271,6 +275,9 @@ class ClaimKeeper:
             return
         if step == "create":
             await self._create(pod)
+        elif step == "report":
+            self._reported[uid] = pod.problem
+            await self._report(pod, f"ResourceClaim {pod.claim} is not created: {pod.problem}")
         elif step == "settle":
             holding = self._committed(pod)
             if holding is not None:
