@@ -3,11 +3,14 @@
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from hami_common.dra.names import DRIVER, device_name
+from hami_common.dra.names import device_name
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
 from tests.e2e.test_hamictl import hamictl
@@ -15,6 +18,7 @@ from tests.e2e.test_hamictl import hamictl
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 GROUP = "/apis/resource.k8s.io/v1"
+COMPONENTS = Path(__file__).parents[2] / "deploy" / "kustomize" / "components"
 CLAIMS = f"{GROUP}/namespaces/default/resourceclaims"
 NODE = "gpu-t4"
 Obj = dict[str, Any]
@@ -25,26 +29,23 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     spec = ClusterSpec(
         nodes=(NodeSpec(name=NODE, profile="4xT4"),),
         backoff_s=0.2,
+        injection="devices",
         plane="sim",
         settings={
             "scheduler": {"dra.enabled": "true", "tick_s": "0.2"},
-            "nodeagent": {"dra.enabled": "true", "dra.write_s": "0.1"},
+            "nodeagent": {"dra.enabled": "true", "dra.write_s": "0.1", "dra.monitor": "true"},
         },
     )
     async with run_cluster(spec, tmp_path_factory.mktemp("claims")) as running:
-        selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
-        await running.create(
-            f"{GROUP}/deviceclasses",
-            {"metadata": {"name": "hami-share"}, "spec": {"selectors": [selector]}},
-        )
+        for component in ("dra", "dra-monitor"):
+            text = (COMPONENTS / component / "device-class.yaml").read_text()
+            for document in yaml.safe_load_all(text):
+                await running.create(f"{GROUP}/deviceclasses", document)
         yield running
 
 
-async def use_claim(cluster: Cluster, name: str, memory: str) -> str:
+async def use_claim(cluster: Cluster, name: str, exactly: Obj) -> str:
     """Create a claim and a pod that uses it; return the claim's uid."""
-    exactly: Obj = {"deviceClassName": "hami-share"}
-    if memory:
-        exactly["capacity"] = {"requests": {"memory": memory, "cores": "30"}}
     spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
     claim = await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
     await cluster.create_pod(
@@ -79,7 +80,9 @@ async def is_listed(cluster: Cluster, uid: str, device: str) -> None:
 
 
 async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -> None:
-    uid = await use_claim(cluster, "c", "4000Mi")
+    capacity = {"requests": {"memory": "4000Mi", "cores": "30"}}
+    part = {"deviceClassName": "hami-share", "capacity": capacity}
+    uid = await use_claim(cluster, "c", part)
     await cluster.until("pod c runs", lambda: cluster.pod_is("c", "Running"))
 
     async def shows_limits() -> bool:
@@ -96,7 +99,7 @@ async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -
     # The slices say what pods leave: a claim for a whole device gets another one.
     await cluster.create_pod(small_pod("web"))
     await cluster.until("pod web runs", lambda: cluster.pod_is("web", "Running"))
-    whole = await use_claim(cluster, "whole", "")
+    whole = await use_claim(cluster, "whole", {"deviceClassName": "hami-whole"})
     await cluster.until("pod whole runs", lambda: cluster.pod_is("whole", "Running"))
     (share,) = (await cluster.ledger_of(NODE, whole))[-1][1].containers[0].shares
     assert share.exclusive
@@ -114,3 +117,23 @@ async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -
         ("prepared", "unprepared"),
     ]
     assert list(cluster.cdi_directory.iterdir()) == []
+
+
+async def test_admin_access_gives_all_devices_while_they_are_full(cluster: Cluster) -> None:
+    for number in range(4):
+        name = f"whole-{number}"
+        await use_claim(cluster, name, {"deviceClassName": "hami-whole"})
+        await cluster.until(f"pod {name} runs", partial(cluster.pod_is, name, "Running"))
+    admin = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+    merge = "application/merge-patch+json"
+    await cluster.request("PATCH", "/api/v1/namespaces/default", admin, content_type=merge)
+    watch = {"deviceClassName": "hami-monitor", "adminAccess": True}
+    uid = await use_claim(cluster, "watch", watch)
+    await cluster.until("pod watch runs", lambda: cluster.pod_is("watch", "Running"))
+    assert await cluster.ledger_of(NODE, uid) == []
+    text = (cluster.cdi_directory / f"hami-{uid}.json").read_text()
+    (device,) = json.loads(text)["devices"]
+    variables = dict(one.split("=", 1) for one in device["containerEdits"]["env"])
+    assert len(set(variables["NVIDIA_VISIBLE_DEVICES"].split(","))) == 4
+    assert not [name for name in variables if "LIMIT" in name]
+    await cluster.delete_pod("watch")

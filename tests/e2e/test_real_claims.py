@@ -4,6 +4,7 @@
 Only on the newest Kubernetes, as all of Dynamic Resource Allocation. Memory in MiB.
 """
 
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import anyio
 import pytest
+import yaml
 
-from hami_common.dra.names import DRIVER, pool_name
+from hami_common.dra.names import DRIVER, monitor_pool, pool_name
 from hami_common.pods import annotations
 from hami_sim.cluster import ClusterSpec, NodeSpec
 from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
@@ -39,6 +41,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
+MONITOR = Path(__file__).parents[2] / "deploy/kustomize/components/dra-monitor/device-class.yaml"
 GROUP = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{GROUP}/namespaces/default/resourceclaims"
 PODS = "/api/v1/namespaces/default/pods"
@@ -48,7 +51,7 @@ SPEC = ClusterSpec(
     injection="devices",
     backoff_s=0.2,
     dra=True,
-    settings={"scheduler": {"reconcile_s": "5"}},
+    settings={"scheduler": {"reconcile_s": "5"}, "nodeagent": {"dra.monitor": "true"}},
 )
 
 
@@ -59,18 +62,27 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nod
         async with run_node_cluster(
             SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk)
         ) as cluster:
+            document = yaml.safe_load(MONITOR.read_text())
+            await cluster.create(f"{GROUP}/deviceclasses", document)
             await cluster.until("slices are published", lambda: has_slice(cluster))
             yield cluster
 
 
 async def has_slice(cluster: NodeCluster) -> bool:
-    return bool((await cluster.request("GET", f"{GROUP}/resourceslices"))["items"])
+    pools = [one["spec"]["pool"]["name"] for one in await slices_of(cluster)]
+    return sorted(pools) == [pool_name(NODE), monitor_pool(NODE)]
 
 
-async def use_claim(cluster: NodeCluster, name: str, memory_mib: int) -> None:
+async def slices_of(cluster: NodeCluster) -> list[dict[str, Any]]:
+    return list((await cluster.request("GET", f"{GROUP}/resourceslices"))["items"])
+
+
+async def use_claim(
+    cluster: NodeCluster, name: str, memory_mib: int, exactly: dict[str, Any] | None = None
+) -> None:
     """Create a claim, and a pod with the same name that uses it."""
     capacity = {"requests": {"memory": f"{memory_mib}Mi", "cores": "30"}}
-    exactly = {"deviceClassName": "hami-share", "capacity": capacity}
+    exactly = exactly or {"deviceClassName": "hami-share", "capacity": capacity}
     spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
     await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
     pod: dict[str, Any] = share(name, memory_mib)
@@ -83,9 +95,9 @@ async def use_claim(cluster: NodeCluster, name: str, memory_mib: int) -> None:
 
 
 async def slice_of(cluster: NodeCluster) -> dict[str, Any]:
-    """The node's slice."""
-    (found,) = (await cluster.request("GET", f"{GROUP}/resourceslices"))["items"]
-    return dict(found)
+    """The node's slice with shared devices."""
+    found = await slices_of(cluster)
+    return next(one for one in found if one["spec"]["pool"]["name"] == pool_name(NODE))
 
 
 async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -> None:
@@ -293,3 +305,28 @@ async def test_refusal_by_quota_is_a_condition_of_the_claim(cluster: NodeCluster
     await cluster.until("the claim is booked", is_booked, limit_s=LIMIT_S)
     await all_run(cluster, ["over"])
     await cluster.request("DELETE", f"{PODS}/over")
+
+
+async def test_admin_access_gives_all_devices_of_the_node(cluster: NodeCluster) -> None:
+    watch = {"deviceClassName": "hami-monitor", "adminAccess": True}
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    await cluster.request(
+        "PATCH",
+        "/api/v1/namespaces/default",
+        {"metadata": {"labels": labels}},
+        content_type="application/merge-patch+json",
+    )
+    await use_claim(cluster, "watch", 0, watch)
+
+    async def runs() -> bool:
+        pod = await cluster.request("GET", f"{PODS}/watch")
+        return bool((pod.get("status") or {}).get("phase") == "Running")
+
+    await cluster.until("the pod runs", runs, limit_s=LIMIT_S)
+    uid = (await cluster.request("GET", f"{CLAIMS}/watch"))["metadata"]["uid"]
+    text = (cluster.node.containerd.cdi_directory / f"hami-{uid}.json").read_text()
+    (device,) = json.loads(text)["devices"]
+    variables = dict(one.split("=", 1) for one in device["containerEdits"]["env"])
+    assert len(variables["NVIDIA_VISIBLE_DEVICES"].split(",")) == 8
+    assert "watch" not in await records_of(cluster)
+    await cluster.request("DELETE", f"{PODS}/watch")

@@ -191,6 +191,9 @@ class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     45 s, and retries a refused call."""
     write_s: Annotated[float, Meta(gt=0)] = 1.0
     """Shortest interval between two writes of the node's ResourceSlices."""
+    monitor: bool = False
+    """Publish one more device, ``monitor``, which gives claims with admin access all devices of the
+    node without limits."""
 
 
 class VnpuCoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hami_common.dra.claims import ResourceClaim, containers_of, node_of
+from hami_common.dra.names import DRIVER, monitor_pool
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.model.device import Device
@@ -121,3 +122,20 @@ def test_claim_without_an_allocation_of_ours_has_neither_id_nor_node() -> None:
 def test_claim_out_of_bounds_does_not_decode() -> None:
     with pytest.raises(WireInvalid, match="results"):
         read(result("GPU-0", device=7))
+
+
+MONITOR = {"driver": DRIVER, "pool": monitor_pool("n1"), "device": "monitor", "request": "all"}
+
+
+def test_monitor_is_no_share_and_needs_no_record() -> None:
+    found = read({**MONITOR, "adminAccess": True})
+    assert [one.request for one in found.monitors()] == ["all"]
+    assert found.results() == ()
+    assert found.allocation_id() == ""
+
+
+def test_monitor_without_admin_access_is_refused() -> None:
+    found = read(MONITOR)
+    assert found.monitors() == ()
+    with pytest.raises(RequestInvalid, match="is no pool of driver"):
+        containers_of(found, DEVICES)

@@ -9,7 +9,14 @@ import pytest
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import RECALL, Device, Profile
 from hami_common.model.placement import ContainerShares, Share
-from hami_nodeagent.core.slices import health_of, holdings_of, next_write, pages_of, pci_bus_id
+from hami_nodeagent.core.slices import (
+    health_of,
+    holdings_of,
+    monitor_write,
+    next_write,
+    pages_of,
+    pci_bus_id,
+)
 from tests.unit.nodeagent.core.builders import NODE, device
 
 FULL, UNHEALTHY, CORDONED = "gpu.hami.io/full", "gpu.hami.io/unhealthy", "gpu.hami.io/cordoned"
@@ -189,3 +196,19 @@ def test_empty_slice_that_the_server_stores_without_devices_needs_no_write() -> 
     known = stored(())
     del known[f"{NODE}-gpu.hami.io-0"]["spec"]["devices"]
     assert next_write(NODE, [()], known) is None
+
+
+def test_monitor_has_a_pool_of_its_own_and_follows_the_setting() -> None:
+    write = monitor_write("n1", None, is_on=True, owner_uid="u")
+    assert write is not None
+    assert (write.verb, write.name) == ("create", "n1-gpu.hami.io-monitor")
+    assert write.slice["metadata"]["ownerReferences"][0]["uid"] == "u"
+    spec = write.slice["spec"]
+    assert spec["pool"]["name"] == "n1/hami-monitor"
+    (device,) = spec["devices"]
+    assert device == {"name": "monitor", "attributes": {"monitor": {"bool": True}}}
+    assert monitor_write("n1", write.slice, is_on=True) is None
+    assert monitor_write("n1", None, is_on=False) is None
+    left = monitor_write("n1", write.slice, is_on=False)
+    assert left is not None
+    assert (left.verb, left.name) == ("delete", write.name)

@@ -65,10 +65,11 @@ class FakeKube:
 class Node:
     """An agent's preparer and what it works on."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, monitor: bool = False, **settings: Any) -> None:
         self.directory = directory
         dra = DraSettings(
             enabled=True,
+            monitor=monitor,
             cdi_dir=str(directory / "cdi"),
             region_dir=str(directory / "regions"),
             prepare_wait_s=0.2,
@@ -287,6 +288,65 @@ async def test_request_gets_one_cdi_device_with_what_allocate_gives(node: Node) 
     region = Path(mounts["/run/hami"]["hostPath"])
     assert region.stat().st_mode & 0o777 == 0o777
     assert side["containerEdits"]["mounts"] != main["containerEdits"]["mounts"]
+
+
+def monitor(node: Node, *extra: dict[str, Any], pool: str = names.monitor_pool(NODE)) -> None:
+    """Let a pod use claim ``c`` with admin access."""
+    node.claim("c", UID, ("main", 0, 100, 0))
+    result = {
+        "request": "all",
+        "driver": names.DRIVER,
+        "pool": pool,
+        "device": names.MONITOR,
+        "adminAccess": True,
+    }
+    allocation = node.kube.claims["c"]["status"]["allocation"]
+    allocation["devices"]["results"] = [result, *extra]
+
+
+async def test_admin_access_gives_all_devices_without_limits_and_record(tmp_path: Path) -> None:
+    node = Node(tmp_path, monitor=True, injection="devices")
+    monitor(node)
+    prepared = done(await node.prepare())
+    (device,) = prepared.devices
+    assert (device.request, device.pool, device.device) == (
+        "all",
+        f"{NODE}/hami-monitor",
+        "monitor",
+    )
+    assert device.cdi_ids == (f"gpu.hami.io/share={UID}-all",)
+    edits = json.loads(node.spec())["devices"][0]["containerEdits"]
+    variables = dict(one.split("=", 1) for one in edits["env"])
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == ",".join(f"nvidia-{n}" for n in range(4))
+    assert not [name for name in variables if "LIMIT" in name]
+    assert edits.get("mounts", []) == []
+    assert not node.site.picture.grants.of_pod(UID)
+    first = node.spec()
+    node.restart()
+    assert done(await node.prepare()).devices == prepared.devices
+    assert node.spec() == first
+    assert await node.preparer.unprepare(uid=UID) is None
+    assert node.files() == []
+
+
+async def test_admin_access_is_refused_beside_shares_elsewhere_and_when_off(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, monitor=True)
+    share = {
+        "request": "main",
+        "driver": names.DRIVER,
+        "pool": names.pool_name(NODE),
+        "device": names.device_name("nvidia-0"),
+    }
+    monitor(node, share)
+    assert refused(await node.prepare()).code == Code.ALLOCATION_INVALID
+    monitor(node, pool=names.monitor_pool("elsewhere"))
+    assert refused(await node.prepare()).code == Code.NOT_ALLOCATED
+    off = Node(tmp_path)
+    monitor(off)
+    assert refused(await off.prepare()).code == Code.DEVICE_UNKNOWN
+    assert off.files() == []
 
 
 async def test_repeated_call_gives_the_same_bytes_after_restart_and_reboot(node: Node) -> None:

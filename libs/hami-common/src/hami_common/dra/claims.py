@@ -30,9 +30,11 @@ from hami_common.dra.names import (
     CORES,
     DRIVER,
     MEMORY,
+    MONITOR,
     SOFT_MODE,
     VENDORS_BY_ANNOTATION,
     device_name,
+    monitor_pool,
     node_of_pool,
     pool_name,
 )
@@ -63,6 +65,13 @@ class Result(Struct, frozen=True, kw_only=True, rename="camel"):
     consumed_capacity: (
         Annotated[dict[MapKey, Quantity], Meta(max_length=OBJECT_LIST_MOST)] | None
     ) = None
+
+    @property
+    def is_monitor(self) -> bool:
+        """True for a node's device ``MONITOR`` that is given with admin access."""
+        node = self.pool.partition("/")[0]
+        known = (monitor_pool(node), MONITOR)
+        return self.admin_access is True and (self.pool, self.device) == known
 
     def consumed(self, capacity: str) -> str | None:
         """Return the quantity of a capacity of ours that the result takes; ``None``: not given."""
@@ -130,10 +139,17 @@ class ResourceClaim(Struct, frozen=True, kw_only=True):
         return (self.status.reserved_for if self.status else None) or ()
 
     def results(self) -> tuple[Result, ...]:
-        """Return the allocated devices of our driver; empty without an allocation of ours."""
+        """Return the allocated devices of our driver that are shares; empty without any."""
+        return tuple(one for one in self._ours() if not one.is_monitor)
+
+    def monitors(self) -> tuple[Result, ...]:
+        """Return the allocated devices ``MONITOR``, which have no share and no ledger record."""
+        return tuple(one for one in self._ours() if one.is_monitor)
+
+    def _ours(self) -> Iterable[Result]:
         allocation = self.status.allocation if self.status else None
         results = allocation.devices.results if allocation else None
-        return tuple(one for one in results or () if one.driver == DRIVER)
+        return (one for one in results or () if one.driver == DRIVER)
 
     def verdict(self) -> Condition:
         """Return the condition ``BOOKED``, with empty fields where there is none.

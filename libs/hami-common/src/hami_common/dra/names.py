@@ -39,6 +39,8 @@ SHARE_CLASS: Final = "hami-share"
 """DeviceClass of shares."""
 WHOLE_CLASS: Final = "hami-whole"
 """DeviceClass of whole devices."""
+MONITOR: Final = "monitor"
+"""Device that stands for all devices of a node, without a share of any; also its attribute."""
 CLAIMS_CDI: Final = "claims-cdi"
 """Check of the node agent: whether the configuration of the container runtime names CDI."""
 _LABEL_MOST: Final = 63
@@ -61,6 +63,11 @@ def node_of_pool(pool: str) -> str:
     return node if rest == "hami" else ""
 
 
+def monitor_pool(node: str) -> str:
+    """Return the name of the pool that has the node's device ``MONITOR`` alone."""
+    return f"{node}/hami-{MONITOR}"
+
+
 def device_name(uuid: str) -> str:
     """Return the name of a device: a DNS label that depends on the UUID alone.
 
@@ -76,11 +83,20 @@ def device_name(uuid: str) -> str:
 
 def slice_name(node: str, number: int) -> str:
     """Return the name of the node's slice with this number, from 0."""
-    name = f"{node}-{DRIVER}-{number}"
+    return _slice_name(node, str(number))
+
+
+def monitor_slice(node: str) -> str:
+    """Return the name of the slice with the node's device ``MONITOR``."""
+    return _slice_name(node, MONITOR)
+
+
+def _slice_name(node: str, suffix: str) -> str:
+    name = f"{node}-{DRIVER}-{suffix}"
     if len(name) <= _NAME_MOST:
         return name
     digest = sha256(node.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{digest}-{DRIVER}-{number}"
+    return f"{digest}-{DRIVER}-{suffix}"
 
 
 def share_name(claim_uid: str, request: str) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim, containers_of, is_published, node_of
 from hami_common.dra.podclaims import by_request, owner_pod, request_name
 from hami_common.errors import RequestInvalid
@@ -165,6 +166,29 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
         if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
     return Given(record=facts.entry.record, allocated=containers, devices_by_uuid=used)
+
+
+def monitor_refusal(claim: ResourceClaim, node: str, *, is_on: bool) -> Refuse | None:
+    """Return why a claim with admin access must not be prepared; ``None`` if it may.
+
+    It has no share, so the ledger has no record of it. The API server lets only namespaces with the
+    label ``resource.kubernetes.io/admin-access`` create such claims. ``is_on``: the setting
+    ``dra.monitor``.
+    """
+    title = title_of(claim)
+    if claim.results():
+        return Refuse(
+            code=Code.ALLOCATION_INVALID,
+            text=f"claim {title} has shares beside the device {names.MONITOR}: use two claims",
+        )
+    if any(one.pool != names.monitor_pool(node) for one in claim.monitors()):
+        return Refuse(code=Code.NOT_ALLOCATED, text=f"claim {title} has no devices of node {node}")
+    if not is_on:
+        return Refuse(
+            code=Code.DEVICE_UNKNOWN,
+            text=f"claim {title}: the agent's setting dra.monitor is off",
+        )
+    return None
 
 
 def _unusable(title: str, device: Device, facts: Facts) -> Refuse | None:
@@ -404,7 +428,7 @@ def prepared_devices(
             share_id=result.share_id,
             cdi_ids=left.pop(request, ()),
         )
-        for result in claim.results()
+        for result in claim.results() or claim.monitors()
         for request in [result.request.partition("/")[0]]
     )
 

@@ -265,6 +265,40 @@ def next_write(
     return None
 
 
+def monitor_write(
+    node: str, stored: Obj | None, *, is_on: bool, owner_uid: str = ""
+) -> SliceWrite | None:
+    """Return the change that brings the slice of the device ``MONITOR`` about, if any.
+
+    The device has neither capacities nor counters: only so does kube-scheduler allocate it with
+    admin access while all devices are full. ``stored``: the slice in the API server.
+    """
+    name = names.monitor_slice(node)
+    if not is_on:
+        return SliceWrite(verb="delete", name=name) if stored is not None else None
+    if stored is not None:
+        return None
+    return SliceWrite(
+        verb="create",
+        name=name,
+        slice={
+            "apiVersion": f"{names.GROUP}/{names.VERSION}",
+            "kind": "ResourceSlice",
+            "metadata": _metadata(name, node, owner_uid),
+            "spec": {
+                "driver": names.DRIVER,
+                "nodeName": node,
+                "pool": {
+                    "name": names.monitor_pool(node),
+                    "generation": 1,
+                    "resourceSliceCount": 1,
+                },
+                "devices": [{"name": names.MONITOR, "attributes": {names.MONITOR: {"bool": True}}}],
+            },
+        },
+    )
+
+
 def _has_layout(
     wanted: Mapping[str, Sequence[Obj]], stored: Mapping[str, Obj], generation: int
 ) -> bool:
@@ -289,15 +323,10 @@ def _generation(stored: Obj) -> int:
 def _slice(
     node: str, number: int, pages: Sequence[Sequence[Obj]], generation: int, owner_uid: str
 ) -> Obj:
-    metadata: Obj = {"name": names.slice_name(node, number)}
-    if owner_uid:
-        metadata["ownerReferences"] = [
-            {"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner_uid, "controller": True}
-        ]
     return {
         "apiVersion": f"{names.GROUP}/{names.VERSION}",
         "kind": "ResourceSlice",
-        "metadata": metadata,
+        "metadata": _metadata(names.slice_name(node, number), node, owner_uid),
         "spec": {
             "driver": names.DRIVER,
             "nodeName": node,
@@ -309,6 +338,15 @@ def _slice(
             "devices": [dict(one) for one in pages[number]],
         },
     }
+
+
+def _metadata(name: str, node: str, owner_uid: str) -> Obj:
+    metadata: Obj = {"name": name}
+    if owner_uid:
+        metadata["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner_uid, "controller": True}
+        ]
+    return metadata
 
 
 def _keep_times(fresh: Obj, known: Obj) -> None:

@@ -10,7 +10,7 @@ loses the CDI file and the regions, the same call gives the same answer and the 
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.model.device import Device
-from hami_common.model.placement import Booked, ContainerShares
+from hami_common.model.placement import Booked, ContainerShares, Share
 from hami_common.pods import limits
 from hami_common.ports import KubeApi
 from hami_common.vendors.protocol import BindMount, ContainerEdits
@@ -42,6 +42,7 @@ from hami_nodeagent.core.resourceclaims import (
     Wait,
     decide,
     given_shares,
+    monitor_refusal,
     own_of,
     prepared_devices,
     record_owner,
@@ -121,6 +122,8 @@ class Preparer:
         claim = await self._read(namespace, name, uid)
         if isinstance(claim, Refuse):
             return claim
+        if claim.monitors():
+            return await self._prepare_monitor(claim)
         installed = await self._limiter.current()
         given = await self._decided(claim)
         if isinstance(given, Refuse):
@@ -140,11 +143,30 @@ class Preparer:
                 self._picture.grants.remove(grant)
             for grant in known.grants if known is not None else ():
                 self._picture.grants.add(grant)
-            _log.exception("host not writable")
-            return Refuse(
-                code=Code.HOST_FAILED,
-                text=f"the agent cannot write on this node: {error.strerror or error}",
-            )
+            return _unwritable(error)
+
+    async def _prepare_monitor(self, claim: ResourceClaim) -> Prepared | Refuse:
+        """Give all devices of the node, without a share and without limits."""
+        refusal = monitor_refusal(claim, self._picture.node, is_on=self._settings.monitor)
+        if refusal is not None:
+            return refusal
+        edits = monitor_edits(self._renderer, self._picture.view.devices_by_uuid.values())
+        requests = dict.fromkeys(one.request.partition("/")[0] for one in claim.monitors())
+        cdi_ids, spec = _cdi_of(claim.uid, dict.fromkeys(requests, edits))
+        prepared = Prepared(
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.metadata.name,
+            allocation_id="",
+            containers=(),
+            devices=prepared_devices(claim, cdi_ids),
+            grants=(),
+            spec=spec,
+        )
+        try:
+            return await self._keep(prepared)
+        except OSError as error:
+            return _unwritable(error)
 
     async def _read(self, namespace: str, name: str, uid: str) -> ResourceClaim | Refuse:
         kube, title = self._kube(), f"{namespace}/{name}"
@@ -273,7 +295,10 @@ class Preparer:
         edits: dict[str, ContainerEdits] = {}
         for container in given.record.containers:
             edits |= await self._edits(container, given, grants, installed)
-        prepared = known or self._described(claim, given, grants, edits)
+        return await self._keep(known or self._described(claim, given, grants, edits))
+
+    async def _keep(self, prepared: Prepared) -> Prepared:
+        """Write the CDI file, then the book of claims."""
         await anyio.to_thread.run_sync(
             self._checkpoint.write_spec, self._spec_file(prepared.uid), prepared.spec.encode()
         )
@@ -353,13 +378,7 @@ class Preparer:
         edits_by_request: dict[str, ContainerEdits],
     ) -> Prepared:
         uid, record = claim.uid, given.record
-        by_name = {
-            names.share_name(uid, request): edits for request, edits in edits_by_request.items()
-        }
-        cdi_ids = {
-            request: (f"{names.CDI_KIND}={names.share_name(uid, request)}", *edits.cdi_devices)
-            for request, edits in edits_by_request.items()
-        }
+        cdi_ids, spec = _cdi_of(uid, edits_by_request)
         return Prepared(
             uid=uid,
             namespace=claim.namespace,
@@ -370,7 +389,7 @@ class Preparer:
             allocated=given.allocated,
             devices=prepared_devices(claim, cdi_ids),
             grants=grants,
-            spec=spec_of(names.CDI_KIND, by_name, lambda path: Path(path).exists()).decode(),
+            spec=spec,
         )
 
     # -- unprepare
@@ -460,6 +479,50 @@ class Preparer:
             one.record_owner: one.allocated or one.containers for one in self._prepared.values()
         }
         self._site.metrics.claims.prepared.set(len(self._prepared))
+
+
+def _cdi_of(
+    uid: str, edits_by_request: dict[str, ContainerEdits]
+) -> tuple[dict[str, tuple[str, ...]], str]:
+    """Return the CDI ids of each request, and the text of the claim's CDI file."""
+    by_name = {names.share_name(uid, name): edits for name, edits in edits_by_request.items()}
+    cdi_ids = {
+        request: (f"{names.CDI_KIND}={names.share_name(uid, request)}", *edits.cdi_devices)
+        for request, edits in edits_by_request.items()
+    }
+    return cdi_ids, spec_of(names.CDI_KIND, by_name, lambda path: Path(path).exists()).decode()
+
+
+def _unwritable(error: OSError) -> Refuse:
+    _log.error("host not writable", exc_info=error)
+    return Refuse(
+        code=Code.HOST_FAILED,
+        text=f"the agent cannot write on this node: {error.strerror or error}",
+    )
+
+
+def monitor_edits(renderer: Renderer, devices: Iterable[Device]) -> ContainerEdits:
+    """Return what shows a container all devices as whole ones."""
+    total = ContainerEdits()
+    by_vendor: dict[str, list[Device]] = {}
+    for device in sorted(devices, key=lambda one: (one.vendor, one.index, one.uuid)):
+        if device.vendor not in names.VENDORS_BY_ANNOTATION:
+            by_vendor.setdefault(device.vendor, []).append(device)
+    for vendor, own in by_vendor.items():
+        shares = tuple(
+            Share(
+                vendor=vendor,
+                uuid=device.uuid,
+                memory_mib=device.memory_mib,
+                core_pct=device.capacity_core_pct,
+                exclusive=True,
+            )
+            for device in own
+        )
+        container = ContainerShares(name=names.MONITOR, kind="app", shares=shares)
+        context = renderer.context_of(shares, own, (), has_region=False)
+        total = _joined(total, renderer.edits(vendor, container, own, context))
+    return total
 
 
 def _proved(known: Prepared, node: str) -> Entry:

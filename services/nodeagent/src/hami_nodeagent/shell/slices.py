@@ -22,7 +22,14 @@ from hami_common.errors import Conflict, Denied, HamiError, NotFound
 from hami_common.ports import KubeApi
 from hami_common.runtime.tasks import Backoff
 from hami_common.units import whole
-from hami_nodeagent.core.slices import SliceWrite, holdings_of, next_write, pages_of, pci_bus_id
+from hami_nodeagent.core.slices import (
+    SliceWrite,
+    holdings_of,
+    monitor_write,
+    next_write,
+    pages_of,
+    pci_bus_id,
+)
 from hami_nodeagent.shell.site import Site
 
 PATH = api_path("apis", names.GROUP, names.VERSION, "resourceslices")
@@ -109,7 +116,14 @@ class SliceKeeper:
             sound=view.sound,
             pcie_roots=self._roots,
         )
-        return next_write(picture.node, pages, self._stored, owner_uid=self._owner_uid)
+        monitor = names.monitor_slice(picture.node)
+        shares = {name: one for name, one in self._stored.items() if name != monitor}
+        return next_write(picture.node, pages, shares, owner_uid=self._owner_uid) or monitor_write(
+            picture.node,
+            self._stored.get(monitor),
+            is_on=self._site.settings.dra.monitor,
+            owner_uid=self._owner_uid,
+        )
 
     def _find_roots(self) -> None:
         """Find the PCIe root of each new device, by which drivers of NICs name it, too."""
