@@ -27,6 +27,11 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
 
 
 @pytest.fixture(scope="module")
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    return render(tmp_path_factory.mktemp("monitored"), ("nvidia", "dra", "dra-monitor"))
+
+
+@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
     return render(tmp_path_factory.mktemp("plain"), ("nvidia",))
 
@@ -120,11 +125,32 @@ def test_agent_may_write_slices_of_its_node_and_driver_only(
     assert all(verdicts) is is_allowed
 
 
-def test_class_selects_our_driver(rendered: Rendered) -> None:
-    (selector,) = rendered["DeviceClass", "hami-share"]["spec"]["selectors"]
+@pytest.mark.parametrize(
+    ("name", "shares", "monitor"),
+    [("hami-share", True, False), ("hami-whole", True, False), ("hami-monitor", False, True)],
+)
+def test_classes_select_shares_or_the_monitor_of_our_driver(
+    monitored: Rendered, name: str, *, shares: bool, monitor: bool
+) -> None:
+    (selector,) = monitored["DeviceClass", name]["spec"]["selectors"]
     program = Program(selector["cel"]["expression"], frozenset({"device"}))
-    assert program({"device": {"driver": names.DRIVER}}) is True
-    assert program({"device": {"driver": "gpu.example.com"}}) is False
+
+    def selects(driver: str, *attributes: str) -> bool:
+        own = {driver: dict.fromkeys(attributes, "x")}
+        return program({"device": {"driver": driver, "attributes": own}}) is True
+
+    assert selects(names.DRIVER, "uuid", "type") is shares
+    assert selects(names.DRIVER, names.MONITOR) is monitor
+    assert not selects("gpu.example.com", "uuid")
+    assert not selects("gpu.example.com", names.MONITOR)
+
+
+def test_monitor_is_published_with_its_component_alone(
+    rendered: Rendered, monitored: Rendered
+) -> None:
+    assert agent_of(monitored)[1].dra.monitor
+    assert not agent_of(rendered)[1].dra.monitor
+    assert ("DeviceClass", "hami-monitor") not in rendered
 
 
 def webhook_of(objects: Rendered) -> WebhookSettings:
