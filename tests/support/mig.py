@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cards in MIG mode as the driver describes them, without a driver: by the simulation's tables."""
 
-from hami_common.model.device import DeviceFacts
+from hami_common.model.device import Device, DeviceFacts
 from hami_nodeagent.drivers.nvidia.mig import Size, by_size, divided
 from hami_sim.hardware.mig_tables import TABLES, MigProfile
+from tests.support.builders import device
 
 CHIPS = tuple(TABLES)
 
@@ -21,6 +22,20 @@ def facts_of(chip: str, *, uuid: str = "GPU-0", index: int = 0) -> DeviceFacts:
         mode="mig",
     )
     return divided(facts, sizes)
+
+
+def card(chip: str, index: int = 0) -> Device:
+    """Return a registered card ``GPU-<index>`` of ``chip``."""
+    facts = facts_of(chip, uuid=f"GPU-{index}", index=index)
+    return device(
+        facts.uuid,
+        index=index,
+        type=facts.type,
+        memory_mib=facts.memory_mib,
+        mode=facts.mode,
+        partitions=facts.partitions,
+        resources=dict(facts.resources),
+    )
 
 
 def _size(row: MigProfile) -> Size:

@@ -25,6 +25,7 @@ from hami_common.bounds import (
     Uid,
     Word,
 )
+from hami_common.dra import partitions
 from hami_common.dra.names import (
     BOOKED,
     CORES,
@@ -223,14 +224,19 @@ def containers_of(claim: ResourceClaim, devices: Iterable[Device]) -> tuple[Cont
     """Return the claim's shares, one container for each request, in the order of the results.
 
     ``devices``: those of the claim's node, of all vendors. A share with all compute, or all memory,
-    of a device is the whole device, as for pods. ``RequestInvalid`` names the result at fault.
+    of a device is the whole device, as for pods. A hardware partition has the amounts of its size.
+    ``RequestInvalid`` names the result at fault.
     """
-    node = node_of(claim)
+    node, devices = node_of(claim), tuple(devices)
     by_name = {device_name(device.uuid): device for device in devices}
     shares: dict[str, list[Share]] = {}
     for number, one in enumerate(claim.results()):
         if one.admin_access:
             raise _invalid(number, "adminAccess", "devices are not given with admin access")
+        own = shares.setdefault(one.request.partition("/")[0], [])
+        if (part := partitions.share_of(one.device, devices)) is not None:
+            own.append(part)
+            continue
         device = by_name.get(one.device)
         if device is None:
             raise _invalid(
@@ -240,7 +246,7 @@ def containers_of(claim: ResourceClaim, devices: Iterable[Device]) -> tuple[Cont
         core_pct = _amount(number, one, CORES, unit=1, most=_WHOLE_PCT)
         if not memory_mib:
             raise _invalid(number, f"consumedCapacity[{MEMORY}]", "a share needs memory")
-        shares.setdefault(one.request.partition("/")[0], []).append(
+        own.append(
             Share(
                 vendor=device.vendor,
                 uuid=device.uuid,

@@ -19,6 +19,8 @@ CORES: Final = "cores"
 """Capacity: compute of a share in percent of a device; a request without it has no limit."""
 SLOTS: Final = "slots"
 """Capacity: number of shares, 1 for each request."""
+PROFILE: Final = "profile"
+"""Attribute of hardware partitions, which no other device has: their size, such as ``1g.10gb``."""
 FULL: Final = f"{DRIVER}/full"
 """Taint of a device that can take no share more, which its capacities cannot say."""
 UNHEALTHY: Final = f"{DRIVER}/unhealthy"
@@ -79,6 +81,16 @@ def device_name(uuid: str) -> str:
         return label
     digest = sha256(uuid.encode()).hexdigest()[:_HASH_DIGITS]
     return f"{label[: _LABEL_MOST - _HASH_DIGITS - 1].strip('-')}-{digest}".strip("-")
+
+
+def partition_name(uuid: str, profile: str, start: int) -> str:
+    """Return the name of a device's hardware partition of this size at this place.
+
+    Sizes whose names differ in signs only, as ``1g.24gb+me`` and ``1g.24gb-me``, have two names.
+    """
+    digest = sha256(uuid.encode()).hexdigest()[:_HASH_DIGITS]
+    size = profile.lower().replace("-", "-no-").replace("+", "-plus-").replace(".", "-")
+    return device_name(f"mig-{digest}-{size}-{start}")
 
 
 def slice_name(node: str, number: int) -> str:
