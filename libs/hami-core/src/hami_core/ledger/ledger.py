@@ -85,6 +85,7 @@ from hami_common.model.request import (
 )
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
+from hami_core.ledger import claimedparts
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.states import may_follow
 from hami_core.ledger.stimuli import (
@@ -788,15 +789,20 @@ class Ledger:
                 text="ReservationInDoubt: an earlier allocation of the claim is being released",
             )
         if not must:
-            for uuid, request in _requests_by_device(claim, containers):
+            if (
+                refusal := claimedparts.refusal_of(self.table, node, claim, containers)
+            ) is not None:
+                return refusal
+            shared = claimedparts.without_parts(containers)
+            for uuid, request in _requests_by_device(claim, shared):
                 chosen = pick(self.table, request, node)
                 if isinstance(chosen, NodeRefusal):
                     code, _, fact = chosen.text.partition(": ")
                     return replace(chosen, text=f"{code}: device {uuid}: {fact}")
-                if not satisfies(self.table, request, node, _only(uuid, containers)):
+                if not satisfies(self.table, request, node, _only(uuid, shared)):
                     return NodeRefusal(
                         code="ModeNotFit",
-                        text=f"ModeNotFit: device {uuid}: it serves hardware partitions, no claims",
+                        text=f"ModeNotFit: device {uuid}: it serves hardware partitions only",
                     )
         return self._append(
             AllocationRecord(
