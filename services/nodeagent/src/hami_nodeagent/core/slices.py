@@ -6,11 +6,12 @@ claims itself, so the sum over both is bounded by the device (ADR 38). A claim's
 changes, so the amount that a resize added to it is taken off, too. A device gets a taint where
 its capacities cannot say that it takes no further share: the API server demands at least two steps
 of memory and one slot, a device whose compute is used up takes no share at all, and shares of some
-kinds do not mix. Only devices that are shared by limits are published: no hardware partitions, no
-modes that pods request by name, no memory that is moved to the host while its container is idle.
+kinds do not mix. Published are devices that are shared by limits, and hardware partitions in the
+places at which a card may have them (ADR 0040): no modes that pods request by name, no memory that
+is moved to the host while its container is idle.
 
 Memory in MiB, published in bytes; compute in percent. Devices are in the order in which
-kube-scheduler tries them: vendor, index, UUID.
+kube-scheduler tries them: vendor, index, UUID; then partitions, see ``places_of``.
 """
 
 import re
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from hami_common.dra import names
 from hami_common.dra.claims import MEMORY_LEAST_MIB, is_published
+from hami_common.dra.partitions import is_divided, places_of
 from hami_common.events.allocation import AllocationRecord, is_by_claim
 from hami_common.model.device import Device
 from hami_common.model.placement import (
@@ -33,12 +35,15 @@ from hami_common.model.placement import (
     may_join,
 )
 from hami_common.units import parse_quantity
+from hami_nodeagent.core.partitiondevices import SETS_MOST, counter_set, place_device
 
 DEVICES_MOST: Final = 64
 """Devices of a slice. The API server's limit is 128 without taints: a taint moves no device."""
 _TEXT_MOST: Final = 64
 _MESSAGE_MOST: Final = 1024
 """Characters of the message of a device's health."""
+_AMOUNTS: Final = ("capacity", "counters")
+"""Fields of slices with quantities, which the API server may spell otherwise."""
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 Obj = dict[str, Any]
@@ -94,28 +99,35 @@ def pages_of(
     sound: Collection[str] = (),
     pcie_roots: Mapping[str, str] = {},
 ) -> tuple[tuple[Obj, ...], ...]:
-    """Return the devices of each slice; one empty slice when no device can be published.
+    """Return the devices, or the sets of counters, of each slice; one empty slice without any.
 
     ``faulty`` and ``sound``: devices by this node's own finding, which is newer than the registry's
     record. ``pcie_roots``: by UUID, where known.
     """
-    shown = sorted(
-        (one for one in devices if is_published(one)),
-        key=lambda one: (one.vendor, one.index, one.uuid),
-    )
-    found = [
-        _device(
+    known = sorted(devices, key=lambda one: (one.vendor, one.index, one.uuid))
+
+    def shown(one: Device, held: Holdings) -> Obj:
+        return _device(
             one,
-            holdings.get(one.uuid, Holdings()),
+            held,
             is_sound=_is_sound(one, faulty, sound),
             pcie_root=pcie_roots.get(one.uuid, ""),
         )
-        for one in shown
+
+    idle = Holdings()
+    found = [shown(one, holdings.get(one.uuid, idle)) for one in known if is_published(one)]
+    divided = {one.uuid: shown(one, idle) for one in known if is_divided(one)}
+    found += [place_device(one, divided[one.device.uuid]) for one in places_of(known)]
+    sets = [
+        counter_set(one, holdings.get(one.uuid, idle).others)
+        for one in known
+        if one.uuid in divided
     ]
-    return tuple(
-        tuple(found[first : first + DEVICES_MOST])
-        for first in range(0, max(1, len(found)), DEVICES_MOST)
-    )
+    return (*_pages(found, DEVICES_MOST), *_pages(sets, SETS_MOST)) or ((),)
+
+
+def _pages(items: Sequence[Obj], most: int) -> Iterable[tuple[Obj, ...]]:
+    return (tuple(items[first : first + most]) for first in range(0, len(items), most))
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):
@@ -130,15 +142,19 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
 def health_of(
     devices: Iterable[Device], *, faulty: Collection[str], sound: Collection[str]
 ) -> tuple[DeviceHealth, ...]:
-    """Return the health of all devices, also of those that are not published any more."""
+    """Return the health of all devices, also of those that are not published any more.
+
+    A partition has the health of its card.
+    """
     return tuple(
         DeviceHealth(
-            name=names.device_name(one.uuid),
+            name=name,
             is_healthy=is_sound,
             message="" if is_sound else (one.health_reason or "a fault")[:_MESSAGE_MOST],
         )
         for one in sorted(devices, key=lambda one: one.uuid)
         for is_sound in [_is_sound(one, faulty, sound)]
+        for name in (names.device_name(one.uuid), *(place.name for place in places_of([one])))
     )
 
 
@@ -302,14 +318,17 @@ def monitor_write(
 def _has_layout(
     wanted: Mapping[str, Sequence[Obj]], stored: Mapping[str, Obj], generation: int
 ) -> bool:
-    """Return whether all slices of a generation have the wanted number and devices."""
+    """Return whether all slices of a generation have the wanted number, devices and counters."""
     if generation == 0:
         return False
     for name, known in stored.items():
         if _generation(known) != generation:
             continue
-        found = [one["name"] for one in known["spec"].get("devices") or ()]
-        if name not in wanted or found != [one["name"] for one in wanted[name]]:
+        if name not in wanted:
+            return False
+        kind = _kind(wanted[name])
+        found = [one["name"] for one in known["spec"].get(kind) or ()]
+        if found != [one["name"] for one in wanted[name]]:
             return False
         if known["spec"]["pool"].get("resourceSliceCount") != len(wanted):
             return False
@@ -335,7 +354,7 @@ def _slice(
                 "generation": generation,
                 "resourceSliceCount": len(pages),
             },
-            "devices": [dict(one) for one in pages[number]],
+            _kind(pages[number]): [dict(one) for one in pages[number]],
         },
     }
 
@@ -349,6 +368,11 @@ def _metadata(name: str, node: str, owner_uid: str) -> Obj:
     return metadata
 
 
+def _kind(page: Sequence[Obj]) -> str:
+    """Return the field of a slice that holds a page: a slice has devices, or sets of counters."""
+    return "sharedCounters" if page and "counters" in page[0] else "devices"
+
+
 def _keep_times(fresh: Obj, known: Obj) -> None:
     """Keep the time since when each taint has been there, which the API server added."""
     times = {
@@ -357,7 +381,7 @@ def _keep_times(fresh: Obj, known: Obj) -> None:
         for taint in device.get("taints") or ()
         if "timeAdded" in taint
     }
-    for device in fresh["devices"]:
+    for device in fresh.get("devices") or ():
         if "taints" in device:
             device["taints"] = [
                 taint | ({"timeAdded": times[key]} if key in times else {})
@@ -370,7 +394,7 @@ def _comparable(value: object) -> object:
     """Return a slice's spec without what the API server adds, and with quantities as numbers."""
     if isinstance(value, Mapping):
         return {
-            name: _quantities(part) if name == "capacity" else _comparable(part)
+            name: _quantities(part) if name in _AMOUNTS else _comparable(part)
             for name, part in value.items()
             if name != "timeAdded" and part != []
         }
