@@ -202,7 +202,11 @@ class _Parts:
             checkpoint.begin_claims()
         if checkpoint.has_claims:
             self.preparer = Preparer(
-                site=self.site, renderer=renderer, limiter=self.limiter, kube=lambda: self.kube
+                site=self.site,
+                renderer=renderer,
+                limiter=self.limiter,
+                partitions=self.partitions,
+                kube=lambda: self.kube,
             )
         self.recorder: EventRecorder | None = None
         self.kube: KubeApi | None = None

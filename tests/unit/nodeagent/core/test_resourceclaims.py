@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from hami_common.dra import names
 from hami_common.dra.claims import Consumer, ResourceClaim
 from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
+from hami_common.model.device import Profile
 from hami_common.model.placement import Booked, ContainerShares, Share
 from hami_common.pods.podview import OwnerView
 from hami_nodeagent.core.claims import Entry
@@ -412,3 +413,69 @@ def test_cdi_names_come_with_the_first_device_of_a_request() -> None:
 def test_given_shares_are_summed_over_owners() -> None:
     found = given_shares([[MAIN], [MAIN], []])
     assert found["nvidia-0"] == Booked(memory_mib=600, core_pct=60, slots=2)
+
+
+# --- hardware partitions
+
+SIZES = (Profile(name="1g", memory_mib=100, core_pct=10, size=1, starts=(0, 1, 2)),)
+CARD = device(7, mode="mig", partitions=SIZES)
+PART = Share(vendor="nvidia", uuid="nvidia-7", memory_mib=100, core_pct=10, profile="1g", start=1)
+
+
+def part(start: int, **more: Any) -> dict[str, Any]:
+    found = result(7, "", **more)
+    del found["consumedCapacity"]
+    return {**found, "device": names.partition_name("nvidia-7", "1g", start)}
+
+
+def divided(share: Share, *results: dict[str, Any], **more: Any) -> Facts:
+    record = replace(RECORD, containers=(replace(MAIN, shares=(share,)),))
+    return facts(record, *results, **{"devices": [CARD], **more})
+
+
+def test_partition_that_the_ledger_confirms_may_be_prepared() -> None:
+    found = decide(claim(part(1)), divided(PART, part(1)))
+    assert isinstance(found, Given)
+    assert found.devices_by_uuid == {"nvidia-7": CARD}
+
+
+def test_amounts_of_a_partition_may_differ_since_a_new_driver_reports_its_size() -> None:
+    older = replace(PART, memory_mib=96, core_pct=9)
+    assert isinstance(decide(claim(part(1)), divided(older, part(1))), Given)
+
+
+@pytest.mark.parametrize(
+    "other", [replace(PART, start=2), replace(PART, profile="2g"), replace(PART, uuid="nvidia-0")]
+)
+def test_record_of_another_partition_waits(other: Share) -> None:
+    found = decide(claim(part(1)), divided(other, part(1)))
+    assert isinstance(found, Wait)
+    assert found.code == Code.LEDGER_MISMATCH
+    assert "the claim's allocation is main: nvidia-7 1g@1" in found.text
+
+
+def test_place_that_another_container_was_given_is_full() -> None:
+    given = Booked(memory_mib=100, core_pct=10, slots=1, parts={"1g@1": 1})
+    found = decide(claim(part(1)), divided(PART, part(1), given={"nvidia-7": given}))
+    assert isinstance(found, Wait)
+    assert found.code == Code.DEVICE_FULL
+    assert "position 1 of device nvidia-7 twice" in found.text
+    beside = replace(given, parts={"1g@2": 1})
+    allowed = decide(claim(part(1)), divided(PART, part(1), given={"nvidia-7": beside}))
+    assert isinstance(allowed, Given)
+
+
+def test_share_of_a_card_that_was_switched_into_mig_mode_is_refused() -> None:
+    soft = (result(7, "100Mi"),)
+    found = decide(claim(*soft), divided(PART, *soft))
+    assert isinstance(found, Refuse)
+    assert found.code == Code.DEVICE_UNKNOWN
+
+
+def test_partition_of_a_card_that_left_mig_mode_or_is_unhealthy_is_refused() -> None:
+    left = decide(claim(part(1)), divided(PART, part(1), devices=[device(7)]))
+    assert isinstance(left, Refuse)
+    assert left.code == Code.ALLOCATION_INVALID
+    ill = decide(claim(part(1)), divided(PART, part(1), faulty={"nvidia-7"}))
+    assert isinstance(ill, Refuse)
+    assert ill.code == Code.DEVICE_UNHEALTHY

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hami_common.events.allocation import CLAIM
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.partitions import owner_of
-from hami_nodeagent.drivers.simulated.partitioner import Turn
+from hami_nodeagent.drivers.simulated.partitioner import Act, Turn
 from tests.support.partitions_world import World, share
 
 pytestmark = pytest.mark.anyio
@@ -287,3 +288,38 @@ async def test_new_reservation_of_the_same_container_keeps_its_partition(world: 
         world.check()
         assert world.parts() == before
         assert world.hardware["nvidia"].removed == []
+
+
+async def test_partition_of_a_claim_stays_until_the_claim_is_unprepared(world: World) -> None:
+    async with world.agent() as partitions:
+        world.place("a", share("nvidia-0", "3g", 0), bound=False, origin=CLAIM)
+        await world.live("a")
+        grant = replace(world.grant("a"), ids=(), is_claim=True)
+        world.grants[:] = [grant]
+        world.leave("a")  # kubelet lists no pod of a claim's name
+        world.release("a")
+        world.place("b", share("nvidia-0", "1g", 6))
+        await world.live("b")
+        await world.settle(lambda: partitions.is_idle)
+        assert world.hardware["nvidia"].removed == []
+        world.grants.clear()
+        world.site.picture.grants.drop_pod("a")
+        world.tell()
+        await world.settle(lambda: [part.profile for part in world.parts()] == ["1g"])
+
+
+async def test_claim_whose_partition_cannot_be_made_does_not_fail(world: World) -> None:
+    hand = world.plant("nvidia-0", "1g", 6)
+    attempts: list[str] = []
+
+    def hook(point: str) -> Act:
+        attempts.extend([point] if point == "create.begin" else [])
+        return ""
+
+    world.hook = hook
+    async with world.agent():
+        world.place("a", share("nvidia-0", "3g", 4), bound=False, origin=CLAIM)
+        await world.settle(lambda: len(attempts) > 10)
+        assert world.site.picture.failures_by_uid == {}
+        world.change(hand, gone=True)
+        await world.live("a")

@@ -2,7 +2,7 @@
 """Preparing and unpreparing ResourceClaims, with the host's files and without kubelet."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,17 @@ from hami_common.errors import NotFound, Unavailable
 from hami_common.events.allocation import CLAIM, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.kubeletapi import podresources
+from hami_common.model.device import Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.pods import limits
 from hami_common.pods.signing import SignedPlacement
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
+from hami_nodeagent.core.board import PartitionsRead, VendorsDivided
 from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import holders_of
+from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.core.podfacts import ClaimUse, PodFacts
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.core.resourceclaims import Code, Prepared, Refuse
@@ -62,6 +66,39 @@ class FakeKube:
         return msgspec.json.encode(self.claims[name])
 
 
+class FakeHardware:
+    """Creates MIG instances at once: each time others, of these numbers."""
+
+    def __init__(self, site: Site) -> None:
+        self.board = site.picture.partitions
+        self.board.apply(VendorsDivided(vendors=frozenset({"nvidia"})))
+        self.problem = ""
+        self.number = 1
+        self.asked: list[Owner] = []
+
+    async def ensure_shares(self, owners: Mapping[Owner, str]) -> str:
+        self.asked += owners
+        if not self.problem:
+            for uuid in set(owners.values()):
+                carried = {
+                    owner: Instance(
+                        uuid=uuid,
+                        instance_id=f"MIG-{self.number}-{owner.number}",
+                        profile="1g",
+                        start=owner.number,
+                        handles={
+                            "mig_uuid": f"MIG-{self.number}-{owner.number}",
+                            "gi_cap": f"/dev/nvidia-caps/nvidia-cap{self.number}",
+                            "ci_cap": f"/dev/nvidia-caps/nvidia-cap{self.number + 1}",
+                        },
+                    )
+                    for owner, of in owners.items()
+                    if of == uuid
+                }
+                self.board.apply(PartitionsRead(uuid=uuid, carried=carried, waiting={}, foreign=()))
+        return self.problem
+
+
 class Node:
     """An agent's preparer and what it works on."""
 
@@ -83,15 +120,46 @@ class Node:
         self.site: Site = make_site(self.directory / "state", **self.settings)
         self.site.checkpoint.begin_claims()
         self.limiter = Limiter(self.site)
+        self.hardware = FakeHardware(self.site)
         self.preparer = Preparer(
             site=self.site,
             renderer=Renderer(
                 Catalog.from_settings(self.site.settings.vendors), self.site.settings
             ),
             limiter=self.limiter,
+            partitions=self.hardware,
             kube=lambda: self.kube,  # type: ignore[arg-type,return-value] # only reads
         )
         self.site.picture.ledger_known = True
+
+    def partition_claim(self, name: str, uid: str, *starts: int) -> AllocationRecord:
+        """Allocate partitions 1g of one card to request ``main``; return the record."""
+        sizes = (Profile(name="1g", memory_mib=100, core_pct=10, size=1, starts=tuple(range(7))),)
+        card = device(0, uuid="nvidia-m", mode="mig", minor=4, partitions=sizes)
+        self.site.picture.set_canonical(
+            NodeDevices(
+                node=NODE,
+                vendor="nvidia",
+                boot_id="",
+                seq=2,
+                time_s=0,
+                config_generation=1,
+                devices=(*self.site.picture.view.devices_by_uuid.values(), card),
+            )
+        )
+        record = self.claim(name, uid, *(("main", 0, 1, 1) for _ in starts))
+        results = self.kube.claims[name]["status"]["allocation"]["devices"]["results"]
+        for one, start in zip(results, starts, strict=True):
+            one["device"] = names.partition_name("nvidia-m", "1g", start)
+            del one["shareID"], one["consumedCapacity"]
+        found = msgspec.convert(self.kube.claims[name], ResourceClaim)
+        share = Share(vendor="nvidia", uuid="nvidia-m", memory_mib=100, core_pct=10, profile="1g")
+        shares = tuple(replace(share, start=start) for start in starts)
+        return replace(
+            record,
+            allocation_id=found.allocation_id(),
+            containers=(replace(record.containers[0], shares=shares),),
+        )
 
     def claim(self, name: str, uid: str, *given: tuple[str, int, int, int]) -> AllocationRecord:
         """Allocate (request, device, MiB, percent) and let a pod use it; return its record."""
@@ -710,3 +778,46 @@ async def test_host_that_cannot_be_written_is_named_and_nothing_is_granted(node:
     outcome = refused(await node.prepare())
     assert outcome.code == Code.HOST_FAILED
     assert len(node.site.picture.grants) == 0
+
+
+async def test_partitions_of_a_claim_are_given_by_their_own_names(node: Node) -> None:
+    node.book(node.partition_claim("c", UID, 0, 1))
+    prepared = done(await node.prepare())
+    assert prepared.devices[0].cdi_ids == (f"gpu.hami.io/share={UID}-main",)
+    ((main,),) = (json.loads(node.spec())["devices"],)
+    env = dict(one.split("=", 1) for one in main["containerEdits"]["env"])
+    assert env["NVIDIA_VISIBLE_DEVICES"] == "MIG-1-0,MIG-1-1"
+    assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in env
+    nodes = {one["path"] for one in main["containerEdits"]["deviceNodes"]}
+    assert {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap1"} <= nodes
+    mounts = {one["containerPath"] for one in main["containerEdits"]["mounts"]}
+    assert mounts == {"/etc/hami"}
+
+
+async def test_partition_that_was_created_again_has_the_same_cdi_name(
+    node: Node,
+) -> None:
+    record = node.partition_claim("c", UID, 0)
+    node.book(record)
+    first = done(await node.prepare())
+    assert done(await node.prepare()) == first
+    node.restart()
+    node.book(node.partition_claim("c", UID, 0))
+    node.hardware.number = 7
+    again = done(await node.prepare())
+    assert (again.devices, again.containers) == (first.devices, first.containers)
+    assert b"MIG-7-0" in node.spec()
+    assert len(node.site.picture.grants) == 1
+
+
+async def test_partition_that_does_not_come_is_refused_and_nothing_is_given(node: Node) -> None:
+    node.book(node.partition_claim("c", UID, 0))
+    node.hardware.problem = "position 0 is used by a foreign instance"
+    refusal = refused(await node.prepare())
+    assert refusal.code == Code.PARTITION_NOT_READY
+    assert refusal.text.endswith("is not there: position 0 is used by a foreign instance")
+    assert node.files() == []
+    assert len(node.site.picture.grants) == 0
+    node.hardware.problem = ""
+    done(await node.prepare())
+    assert [(one.pod_uid, one.number) for one in node.hardware.asked] == [(UID, 0)] * 2

@@ -518,6 +518,8 @@ class Facts(Struct, frozen=True, kw_only=True):
         """Return whether a container may run with the share, whatever the ledger contains."""
         if owner.pod_uid in self.left or not owner.pod_uid:
             return False
+        if self.grants.is_by_claim(owner.pod_uid):
+            return self._has_grant(owner)  # until the claim is unprepared
         pod = self.pods.find(owner.pod_uid)
         if pod is not None and pod.finished:
             return False
@@ -577,6 +579,7 @@ def wanted_of(share: Share) -> Wanted:
 def have_left(pods: PodBook, grants: GrantBook, listing: Sequence[ListedPod]) -> frozenset[str]:
     """Return pods that are gone from API server and kubelet although their grants exist.
 
+    Claims are no pods: kubelet unprepares them.
     A listed pod of the same name is another pod if it does not show the granted ids, or if another
     pod of this name has a younger grant of these ids.
     """
@@ -584,7 +587,8 @@ def have_left(pods: PodBook, grants: GrantBook, listing: Sequence[ListedPod]) ->
     return frozenset(
         uid
         for uid in grants.pod_uids()
-        if ((pod := pods.find(uid)) is None or pod.gone)
+        if not grants.is_by_claim(uid)
+        and ((pod := pods.find(uid)) is None or pod.gone)
         and not any(
             _is_shown(grant, listed.get((grant.namespace, grant.pod)), grants)
             for grant in grants.of_pod(uid)

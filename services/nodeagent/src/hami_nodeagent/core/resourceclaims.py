@@ -27,6 +27,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, Share, booked_by_device
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.partitiondevices import overlap
 from hami_nodeagent.core.podfacts import PodFacts
 
 
@@ -50,7 +51,7 @@ class Code(StrEnum):
     STATE_FAILED = "state-failed"
     """The allocation was marked as failed."""
     DEVICE_UNKNOWN = "device-unknown"
-    """The claim has a device that this node does not share by limits, such as a partitioned one."""
+    """The claim has a device that this node does not give to claims, such as one in mode MPS."""
     DEVICE_UNHEALTHY = "device-unhealthy"
     """The allocated device is unhealthy."""
     DEVICE_FULL = "device-full"
@@ -63,6 +64,8 @@ class Code(StrEnum):
     """A variable of a container selects devices that the node did not give."""
     LIMITS_HIDDEN = "limits-hidden"
     """A mount of a pod would hide or unhook the enforcement of the share."""
+    PARTITION_NOT_READY = "partition-not-ready"
+    """The hardware partition was not created in time, or lost again."""
     LIMITER_MISSING = "limiter-missing"
     """The library that enforces the share cannot be installed on this node."""
     API_UNAVAILABLE = "api-unavailable"
@@ -150,9 +153,10 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     except RequestInvalid as error:
         return Refuse(code=Code.ALLOCATION_INVALID, text=f"claim {title}: {error}")
     by_uuid = {one.uuid: one for one in facts.devices}
-    used = {share.uuid: by_uuid[share.uuid] for one in containers for share in one.shares}
-    for device in used.values():
-        refusal = _unusable(title, device, facts)
+    shares = [share for one in containers for share in one.shares]
+    used = {share.uuid: by_uuid[share.uuid] for share in shares}
+    for share in shares:
+        refusal = _unusable(title, share, used[share.uuid], facts)
         if refusal is not None:
             return refusal
     lack = _foreign(claim) or _record_lack(claim, facts, containers)
@@ -191,8 +195,8 @@ def monitor_refusal(claim: ResourceClaim, node: str, *, is_on: bool) -> Refuse |
     return None
 
 
-def _unusable(title: str, device: Device, facts: Facts) -> Refuse | None:
-    if not is_published(device):
+def _unusable(title: str, share: Share, device: Device, facts: Facts) -> Refuse | None:
+    if not (share.profile or is_published(device)):
         return Refuse(
             code=Code.DEVICE_UNKNOWN,
             text=f"claim {title}: device {device.uuid} is not shared by limits; delete the pod",
@@ -321,24 +325,27 @@ def _hindrance(
 def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[object, ...]]:
     """Return devices and amounts, without what follows from the device's present configuration.
 
-    Sorted, because the results of an allocation are in no order that the ledger keeps.
+    The amounts of a partition follow from its size. Sorted, because the results of an allocation
+    are in no order that the ledger keeps.
     """
     return sorted(
-        (one.name, share.vendor, share.uuid, share.memory_mib, share.core_pct)
+        (one.name, share.vendor, share.uuid, share.part, *amounts)
         for one in containers
         for share in one.shares
+        for amounts in [() if share.profile else (share.memory_mib, share.core_pct)]
     )
 
 
 def _devices(containers: Iterable[ContainerShares]) -> list[tuple[object, ...]]:
-    return sorted((one.name, share.uuid) for one in containers for share in one.shares)
+    return sorted((one.name, share.uuid, share.part) for one in containers for share in one.shares)
 
 
 def _text(containers: Iterable[ContainerShares]) -> str:
     return "; ".join(
         f"{one.name}: "
         + ", ".join(
-            f"{share.uuid} {share.memory_mib} MiB {share.core_pct} %" for share in one.shares
+            f"{share.uuid} {share.part or f'{share.memory_mib} MiB {share.core_pct} %'}"
+            for share in one.shares
         )
         for one in containers
     )
@@ -347,6 +354,8 @@ def _text(containers: Iterable[ContainerShares]) -> str:
 def _excess(device: Device, own: Booked, given: Booked) -> str:
     """Return what of the device is too little for a further share; empty if all fits."""
     total = own.plus(given)
+    if own.parts and (position := overlap(device, total.parts)):
+        return f"containers would have {position} of device {device.uuid} twice"
     if given.exclusive or (own.exclusive and given != NOTHING):
         return f"device {device.uuid} is given to one container alone"
     for what, value, most in (

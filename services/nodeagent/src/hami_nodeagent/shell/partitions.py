@@ -9,12 +9,13 @@ checked when the picture changes (a record arrives, a pod ends), when a containe
 
 Failed steps are retried with exponential backoff. A share that never had a partition is given up
 after ``tries`` attempts: its allocation fails, with code and reason. A share that had a partition
-and lost it is retried until it has one again. ``PreStartContainer`` is the only kubelet call that
-waits here for the hardware, for at most ``pre_start_wait_s``. Times in seconds.
+and lost it, or that is a claim's, is retried until it has one. ``PreStartContainer`` and
+``NodePrepareResources`` are the only kubelet calls that wait here for the hardware, for at most
+``pre_start_wait_s``. Times in seconds.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -24,6 +25,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from hami_common.errors import Unavailable
+from hami_common.events.allocation import is_of_claim
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.board import (
     PartitionFailed,
@@ -202,7 +204,12 @@ class Partitions:
 
         Return the reason if that takes longer than ``pre_start_wait_s``; empty on success.
         """
-        owners = {owner: uuid for grant in grants for owner, uuid in self.owners_of(grant).items()}
+        return await self.ensure_shares(
+            {owner: uuid for grant in grants for owner, uuid in self.owners_of(grant).items()}
+        )
+
+    async def ensure_shares(self, owners: Mapping[Owner, str]) -> str:
+        """Wait for the partitions of these shares, given with their devices; as ``ensure``."""
         begun_s = self._clock.monotonic_s()
         self.check_soon(*owners.values())
         with anyio.move_on_after(self._settings.pre_start_wait_s):
@@ -354,7 +361,9 @@ class Partitions:
         return {
             uid
             for uid in holding & picture.grants.pod_uids()
-            if uid not in self._left and ((pod := picture.pods.find(uid)) is None or pod.gone)
+            if uid not in self._left
+            and not picture.grants.is_by_claim(uid)
+            and ((pod := picture.pods.find(uid)) is None or pod.gone)
         }
 
     async def _look_for_left(self) -> None:
@@ -557,9 +566,12 @@ class Partitions:
         self, vendor: str, need: Need, later: _Later, code: str, text: str
     ) -> None:
         had_one = need.owner in self._lost or need.owner in self.given
+        uid = need.owner.pod_uid
+        entry = self._picture.entries_by_uid.get(uid)
+        if entry is not None and is_of_claim(entry.record):
+            return  # kubelet shows the reason and retries as long as the claim is allocated
         if later.attempts < self._settings.tries or had_one:
             return
-        uid = need.owner.pod_uid
         reason = f"container {need.owner.container}, {later.attempts} attempts: {text}"
         self._picture.failures_by_uid.setdefault(uid, Failure(code=code, reason=reason))
         self._teller.tell_failed(vendor, need.owner, need.wanted, code=code, reason=text)

@@ -49,6 +49,7 @@ from hami_nodeagent.core.resourceclaims import (
     request_of,
 )
 from hami_nodeagent.shell.allocate import RecordReads, StateReads
+from hami_nodeagent.shell.claimpartitions import ClaimPartitions, Hardware
 from hami_nodeagent.shell.install import Installed
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.podresources import PodResources
@@ -72,6 +73,7 @@ class Preparer:
         site: Site,
         renderer: Renderer,
         limiter: Limiter,
+        partitions: Hardware,
         kube: Callable[[], KubeApi | None],
     ) -> None:
         """Take over the claims that an earlier run prepared.
@@ -85,6 +87,7 @@ class Preparer:
         self._checkpoint = site.checkpoint
         self._renderer = renderer
         self._limiter = limiter
+        self._parts = ClaimPartitions(site, partitions)
         self._kube = kube
         self._specs = Path(self._settings.cdi_dir)
         self._regions = Path(self._settings.region_dir)
@@ -137,12 +140,16 @@ class Preparer:
         for grant in grants:
             self._picture.grants.add(grant)
         try:
-            return await self._write(claim, given, grants, installed, known if is_again else None)
-        except OSError as error:
+            # A partition that was created again since, as after a reboot, has other names.
+            is_same = is_again and not self._parts.owners_of(given.record)
+            return await self._write(claim, given, grants, installed, known if is_same else None)
+        except (OSError, NotFound) as error:
             for grant in grants:
                 self._picture.grants.remove(grant)
             for grant in known.grants if known is not None else ():
                 self._picture.grants.add(grant)
+            if isinstance(error, NotFound):
+                return Refuse(code=Code.PARTITION_NOT_READY, text=f"claim {name}: {error}")
             return _unwritable(error)
 
     async def _prepare_monitor(self, claim: ResourceClaim) -> Prepared | Refuse:
@@ -196,13 +203,18 @@ class Preparer:
         uid = record_owner(claim)
         deadline_s = self._clock.monotonic_s() + self._settings.prepare_wait_s
         read_at_s = self._clock.monotonic_s()
-        is_state_read = False
+        is_state_read = is_divided = False
         while True:
             changed = self._picture.changed
             decision = decide(claim, self._facts(claim))
             if isinstance(decision, Given) and not is_state_read and self.states is not None:
                 is_state_read = True
                 await self.states.read_one(uid, timeout_s=_READ_S)
+                continue
+            if isinstance(decision, Given) and not is_divided:
+                is_divided = True
+                if refusal := await self._parts.ensure(decision.record):
+                    return refusal
                 continue
             if not isinstance(decision, Wait):
                 return decision
@@ -360,6 +372,7 @@ class Preparer:
             )
         has_region = needs_library(own, devices)
         context = self._renderer.context_of(own, devices, mounts, has_region=has_region)
+        context = self._parts.context_of(given.record, grant, own, context)
         edits = self._renderer.edits(grant.vendor, container, devices, context)
         if not has_region:
             return edits
