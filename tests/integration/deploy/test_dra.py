@@ -126,11 +126,16 @@ def test_agent_may_write_slices_of_its_node_and_driver_only(
 
 
 @pytest.mark.parametrize(
-    ("name", "shares", "monitor"),
-    [("hami-share", True, False), ("hami-whole", True, False), ("hami-monitor", False, True)],
+    ("name", "shares", "partitions", "monitor"),
+    [
+        ("hami-share", True, False, False),
+        ("hami-whole", True, False, False),
+        ("hami-mig", False, True, False),
+        ("hami-monitor", False, False, True),
+    ],
 )
-def test_classes_select_shares_or_the_monitor_of_our_driver(
-    monitored: Rendered, name: str, *, shares: bool, monitor: bool
+def test_class_selects_its_kind_of_devices_of_our_driver(
+    monitored: Rendered, name: str, *, shares: bool, partitions: bool, monitor: bool
 ) -> None:
     (selector,) = monitored["DeviceClass", name]["spec"]["selectors"]
     program = Program(selector["cel"]["expression"], frozenset({"device"}))
@@ -140,8 +145,10 @@ def test_classes_select_shares_or_the_monitor_of_our_driver(
         return program({"device": {"driver": driver, "attributes": own}}) is True
 
     assert selects(names.DRIVER, "uuid", "type") is shares
+    assert selects(names.DRIVER, "uuid", "profile") is partitions
     assert selects(names.DRIVER, names.MONITOR) is monitor
     assert not selects("gpu.example.com", "uuid")
+    assert not selects("gpu.example.com", "uuid", "profile")
     assert not selects("gpu.example.com", names.MONITOR)
 
 
