@@ -2,11 +2,16 @@
 """The contract for claims of pods: made, allocated, reserved, and deallocated."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import yaml
 
+from hami_common.dra import names
+from hami_nodeagent.core.slices import next_write, pages_of
 from tests.contract.dra.support import (
     CLAIMS,
+    CLASSES,
     FINALIZER,
     SLICES,
     Devices,
@@ -19,8 +24,10 @@ from tests.contract.dra.support import (
     unique,
 )
 from tests.contract.kubescheduler.support import NAMESPACE, Site, until
+from tests.support.mig import card
 
 pytestmark = pytest.mark.anyio
+COMPONENT = Path("deploy/kustomize/components/dra/device-class.yaml")
 NO_ROOM = "cannot allocate all claims"
 ATTRIBUTES = 'device.attributes["gpu.example"]'
 VERSION = f"{ATTRIBUTES}.driverVersion"
@@ -251,6 +258,84 @@ class ClaimSchedulingContract:
         await gpus.site.bound(waiting)
         assert await gpus.devices(name) == ["whole"]
         assert NO_ROOM in await gpus.refused(share())
+
+    async def test_partitions_of_a_card_take_positions_that_others_leave(
+        self, gpus: Devices
+    ) -> None:
+        def partition(size: int, start: int) -> Obj:
+            slices = {f"slice-{at}": {"value": "1"} for at in range(start, start + size)}
+            return {
+                "name": f"p{size}-{start}",
+                "attributes": {"size": {"int": size}},
+                "capacity": {"memory": {"value": f"{10 * size}Gi"}},
+                "consumesCounters": [
+                    {"counterSet": "card", "counters": {**slices, "x": {"value": str(size)}}}
+                ],
+            }
+
+        places = [(1, 3), (1, 2), (1, 1), (1, 0), (2, 2), (2, 0), (4, 0)]
+        await gpus.publish(*(partition(*place) for place in places), resourceSliceCount=2)
+        left = {f"slice-{at}": {"value": "1"} for at in range(4)}
+        counters = {
+            "metadata": {"name": unique("s")},
+            "spec": {
+                "driver": "gpu.example",
+                "nodeName": gpus.node,
+                "pool": {"name": f"{gpus.node}/test", "generation": 1, "resourceSliceCount": 2},
+                "sharedCounters": [{"name": "card", "counters": {**left, "x": {"value": "4"}}}],
+            },
+        }
+        made = await gpus.client.create(SLICES, counters)
+
+        def of(size: int) -> Obj:
+            only = selector(f'device.attributes["gpu.example"].size == {size}')
+            return exactly(gpus.device_class, selectors=[only])
+
+        name = await gpus.claim(of(1))
+        first = await gpus.pod(of=name)
+        await gpus.site.bound(first)
+        assert await gpus.devices(name) == ["p1-3"]
+        assert NO_ROOM in await gpus.refused(of(4)), "the card is fragmented"
+        assert await gpus.placed(exactly(gpus.device_class, "11Gi")) == ["p2-0"]
+        # Someone else takes what is left: counters may be lower than what claims have.
+        made["spec"]["sharedCounters"][0]["counters"] |= {
+            "slice-2": {"value": "0"},
+            "x": {"value": "0"},
+        }
+        await gpus.client.replace(SLICES, made)
+        waiting = await gpus.pod(of=await gpus.claim(of(1)))
+        assert NO_ROOM in await gpus.site.condition(waiting, "Unschedulable")
+        fresh = await gpus.client.get(SLICES, made["metadata"]["name"])
+        fresh["spec"]["sharedCounters"][0]["counters"]["x"] = {"value": "4"}
+        await gpus.client.replace(SLICES, fresh)
+        await gpus.delete_pod(first)
+        await gpus.site.bound(waiting)
+
+    async def test_cards_in_mig_mode_are_stored_as_published_and_give_their_places(
+        self, gpus: Devices
+    ) -> None:
+        pages = pages_of([card("H200-141", 0), card("H200-141", 1)], {})
+        stored: dict[str, Obj] = {}
+        while (write := next_write(gpus.node, pages, stored)) is not None:
+            assert write.verb == "create"
+            stored[write.name] = await gpus.client.create(SLICES, write.slice)
+        for document in yaml.safe_load_all(COMPONENT.read_text(encoding="utf-8")):
+            await gpus.client.create(CLASSES, document)
+
+        def of(profile: str) -> Obj:
+            only = selector(f'device.attributes["{names.DRIVER}"].profile == "{profile}"')
+            return exactly("hami-mig", selectors=[only])
+
+        def place(number: int, profile: str, start: int) -> str:
+            return names.partition_name(f"GPU-{number}", profile, start)
+
+        assert await gpus.placed(of("1g.18gb")) == [place(0, "1g.18gb", 6)]
+        assert await gpus.placed(of("1g.18gb+me")) == [place(0, "1g.18gb+me", 5)]
+        assert await gpus.placed(of("7g.141gb")) == [place(1, "7g.141gb", 0)]
+        assert NO_ROOM in await gpus.refused(of("7g.141gb"))
+        sized = exactly("hami-mig", capacity={"requests": {"memory": "60Gi", "cores": "40"}})
+        assert await gpus.placed(sized) == [place(0, "3g.71gb", 0)]
+        assert NO_ROOM in await gpus.refused(exactly("hami-share"))
 
     async def test_first_alternative_that_fits_is_used(self, gpus: Devices) -> None:
         await gpus.publish(gpu(memory="20Gi"))
