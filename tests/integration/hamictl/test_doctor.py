@@ -22,7 +22,7 @@ import yaml
 from msgspec.structs import replace
 
 from hami_common.admission.configuration import Client, mutating_webhook_configuration
-from hami_common.dra.names import CLAIMS_CDI, pool_name
+from hami_common.dra.names import CLAIMS_CDI, CLASSES, pool_name
 from hami_common.errors import Conflict
 from hami_common.events.asking import CheckAnswer, Finding
 from hami_common.events.inventory import NodeDevices
@@ -673,7 +673,7 @@ async def add_dra(cluster: Cluster, **on: str) -> None:
         await cluster.put(f"/apis/apps/v1/namespaces/{path}", document)
     await cluster.put("/api/v1/nodes", node(hami=True))
     selector = {"cel": {"expression": 'device.driver == "gpu.hami.io"'}}
-    for name in ("hami-share", "hami-whole"):
+    for name in CLASSES:
         one = {"metadata": {"name": name}, "spec": {"selectors": [selector]}}
         await cluster.put(f"{RESOURCE}/deviceclasses", one)
     await cluster.put(f"{RESOURCE}/resourceslices", slice_of(NODE))

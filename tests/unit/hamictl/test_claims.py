@@ -80,6 +80,18 @@ def test_amounts_are_summed_over_the_devices() -> None:
     assert (found.memory_mib, found.core_pct, len(found.devices)) == (3000, 60, 3)
 
 
+def test_partition_has_the_amounts_of_the_record() -> None:
+    part = {
+        key: value for key, value in result(GPU).items() if key in ("request", "driver", "pool")
+    }
+    document = read(claims.claim("c", {**part, "device": "mig-1-1g-10gb-6"}))
+    (waiting,) = claimviews.views([document], [])
+    assert (waiting.state, waiting.memory_mib) == ("Waiting", 0)
+    booked = record("c", "prepared", allocation_id=document.allocation_id())
+    (found,) = claimviews.views([document], [booked])
+    assert (found.devices, found.memory_mib, found.core_pct) == (("mig-1-1g-10gb-6",), 1000, 10)
+
+
 def test_refused_claim_has_the_reason_of_its_condition() -> None:
     (found,) = claimviews.views([read(refused("c", "CardCordoned", "CardCordoned: no"))], [])
     assert (found.state, found.reason) == ("Refused", "CardCordoned: no")
@@ -111,6 +123,7 @@ def test_record_of_another_allocation_is_releasing() -> None:
     [
         ({"exactly": {"deviceClassName": "hami-share"}}, ["Pending"]),
         ({"firstAvailable": [{"deviceClassName": "hami-whole"}]}, ["Pending"]),
+        ({"exactly": {"deviceClassName": "hami-mig"}}, ["Pending"]),
         ({"exactly": {"deviceClassName": "gpu.example.com"}}, []),
     ],
 )

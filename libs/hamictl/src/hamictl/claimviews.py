@@ -16,16 +16,16 @@ from hami_common.apipath import api_path
 from hami_common.bounds import Name
 from hami_common.dra.claims import UNPREPARED, ResourceClaim
 from hami_common.dra.names import (
+    CLASSES,
     CORES,
     GROUP,
     MEMORY,
-    SHARE_CLASS,
     VERSION,
-    WHOLE_CLASS,
     node_of_pool,
 )
 from hami_common.events.allocation import CLAIM
 from hami_common.events.codec import decode
+from hami_common.model.placement import Share
 from hami_common.ports import KubeApi
 from hami_common.units import MIB_BYTES, parse_quantity
 from hamictl.client import Allocation
@@ -76,7 +76,7 @@ class Claim(ResourceClaim, frozen=True, kw_only=True):
     def names_our_class(self) -> bool:
         """Return whether a request names a DeviceClass of ours."""
         return any(
-            exactly.device_class_name in (SHARE_CLASS, WHOLE_CLASS)
+            exactly.device_class_name in CLASSES
             for request in self.spec.devices.requests or ()
             for exactly in (request.exactly, *(request.first_available or ()))
             if exactly is not None
@@ -151,21 +151,34 @@ def _of_claims(claims: Iterable[Claim], records: _Records) -> Iterator[ClaimView
             if claim.names_our_class():
                 yield base
             continue
-        state, reason = _state(claim, records)
+        record = _record_of(claim, records)
+        state, reason = _state(claim, record)
+        # Partitions consume no capacity: their amounts are those of the record.
+        consumed = [one for one in results if one.consumed_capacity]
+        shares = [] if consumed or record is None else _shares(record)
         yield msgspec.structs.replace(
             base,
             state=state,
             reason=reason,
             node=node_of_pool(results[0].pool),
             devices=tuple(one.device for one in results),
-            memory_mib=sum(_amount(one.consumed(MEMORY), MIB_BYTES) for one in results),
-            core_pct=sum(_amount(one.consumed(CORES), 1) for one in results),
+            memory_mib=sum(_amount(one.consumed(MEMORY), MIB_BYTES) for one in consumed)
+            + sum(share.memory_mib for share in shares),
+            core_pct=sum(_amount(one.consumed(CORES), 1) for one in consumed)
+            + sum(share.core_pct for share in shares),
         )
 
 
-def _state(claim: Claim, records: _Records) -> tuple[ClaimState, str]:
+def _record_of(claim: Claim, records: _Records) -> Allocation | None:
     of_pod = (claim.namespace, claim.metadata.name)
-    record = records.pop((claim.uid, claim.allocation_id()), None) or records.pop(of_pod, None)
+    return records.pop((claim.uid, claim.allocation_id()), None) or records.pop(of_pod, None)
+
+
+def _shares(record: Allocation) -> list[Share]:
+    return [share for container in record.containers for share in container.shares]
+
+
+def _state(claim: Claim, record: Allocation | None) -> tuple[ClaimState, str]:
     if record is not None:
         if record.code == UNPREPARED:
             return "Unprepared", ""
@@ -177,7 +190,7 @@ def _state(claim: Claim, records: _Records) -> tuple[ClaimState, str]:
 
 
 def _left(record: Allocation) -> ClaimView:
-    shares = [share for container in record.containers for share in container.shares]
+    shares = _shares(record)
     return ClaimView(
         namespace=record.namespace,
         claim=record.pod,

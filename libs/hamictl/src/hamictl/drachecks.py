@@ -16,11 +16,10 @@ import msgspec
 
 from hami_common.dra.names import (
     CLAIMS_CDI,
+    CLASSES,
     DRIVER,
     GROUP,
-    SHARE_CLASS,
     VERSION,
-    WHOLE_CLASS,
 )
 from hami_common.errors import Denied, HamiError, NotFound
 from hami_common.events.asking import CheckAnswer, Finding
@@ -326,7 +325,7 @@ class ClaimsDoctor:
 
     async def _classes(self) -> list[Finding]:
         found = []
-        for name in (SHARE_CLASS, WHOLE_CLASS):
+        for name in CLASSES:
             try:
                 await self._kube.get(f"{API}/deviceclasses/{name}")
             except NotFound:

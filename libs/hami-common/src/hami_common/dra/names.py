@@ -43,6 +43,10 @@ WHOLE_CLASS: Final = "hami-whole"
 """DeviceClass of whole devices."""
 MONITOR: Final = "monitor"
 """Device that stands for all devices of a node, without a share of any; also its attribute."""
+PARTITION_CLASS: Final = "hami-mig"
+"""DeviceClass of hardware partitions."""
+CLASSES: Final = (SHARE_CLASS, WHOLE_CLASS, PARTITION_CLASS)
+"""DeviceClasses of the component ``dra``."""
 CLAIMS_CDI: Final = "claims-cdi"
 """Check of the node agent: whether the configuration of the container runtime names CDI."""
 _LABEL_MOST: Final = 63
