@@ -60,6 +60,14 @@ def test_use_of_a_partition_belongs_to_its_container() -> None:
     assert (row.used_bytes, row.core_pct, row.is_load_known) == (3 << 20, 4, True)
 
 
+def test_partition_of_a_claim_is_used_by_the_containers_that_use_the_claim() -> None:
+    mig = Instance(uuid=GPU, instance_id="MIG-a", profile="1g")
+    part = Part(instance=mig, is_told=True, used_mib=7, core_pct=50)
+    user = holder(claimed=("uid-of-claim", "main"), core_pct=14)
+    (row,) = rows_of([user], {}, {}, {("uid-of-claim", "main", 0): part})
+    assert (row.used_bytes, row.core_pct, row.part) == (7 << 20, 7, part)
+
+
 def test_two_partitions_of_one_device_have_their_own_figures() -> None:
     parts = {
         (*KEY, place): Part(

@@ -157,7 +157,7 @@ def rows_of(
         ]
         driver_bytes = sum(process.used_mib for process in own) << _MIB_SHIFT
         core_pct = sum(process.core_pct for process in own)
-        part = parts.get((*key, holder.place))
+        part = parts.get((*holder.owner, holder.place))
         if part is not None and part.used_mib is not None:
             driver_bytes = part.used_mib << _MIB_SHIFT
         if part is not None and part.core_pct is not None:
