@@ -67,6 +67,7 @@ from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.cordons import Cordons
 from hami_registry.shell.deadletters import DeadLetters
+from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
@@ -107,23 +108,35 @@ class _Parts:
             keep_cordons=settings.watch_nodes,
             quarantine=self.quarantine,
         )
+        projection = Projection(liveness_s=settings.liveness_s)
+        places = Places(
+            what="streams of /v1/watch and /v1/fleet/events",
+            setting="listener_limit_per_caller",
+            total=settings.listener_limit,
+            per_caller=settings.listener_limit_per_caller,
+            reserve=min(settings.listener_reserve, settings.listener_limit - 1),
+        )
+        self.fleet = FleetFeed(
+            projection=projection,
+            foreign_margin_mib=settings.foreign_margin_mib,
+            clock=context.clock,
+            metrics=self.metrics,
+            places=places,
+            queue_size=settings.fleet_queue_size,
+        )
         self.views = Views(
-            projection=Projection(liveness_s=settings.liveness_s),
+            projection=projection,
             clock=context.clock,
             metrics=self.metrics,
             quarantine=self.quarantine,
             queue_size=settings.listener_queue_size,
-            places=Places(
-                what="streams of /v1/watch",
-                setting="listener_limit_per_caller",
-                total=settings.listener_limit,
-                per_caller=settings.listener_limit_per_caller,
-                reserve=min(settings.listener_reserve, settings.listener_limit - 1),
-            ),
+            places=places,
+            fleet=self.fleet,
         )
         self.quarantined = Quarantined()
         self.api = Api(
             views=self.views,
+            fleet=self.fleet,
             writer=self.writer,
             config_file=self.config_file,
             agents=Agents(
@@ -192,6 +205,7 @@ async def serve_registry(
             task_status.started(ports[0])
             await context.stopping.wait()
             parts.views.close_listeners()
+            parts.fleet.close_viewers()
             await servers.close()
 
 
@@ -228,6 +242,9 @@ async def _start_following(
     letters = DeadLetters(bus=bus, publisher=publisher, metrics=metrics, quarantine=quarantine)
     group.start_soon(keep, "decisions", partial(views.follow_decisions, bus, publisher))
     group.start_soon(keep, "heartbeats", partial(views.follow_heartbeats, bus))
+    group.start_soon(keep, "usage", partial(parts.fleet.follow_usage, bus, quarantine))
+    group.start_soon(keep, "fleet", parts.fleet.run)
+    group.start_soon(keep, "capacity", parts.fleet.measure_capacity)
     group.start_soon(keep, "reports", reports.run)
     group.start_soon(keep, "advisories", letters.run)
     rows = partial(

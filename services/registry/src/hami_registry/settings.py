@@ -32,13 +32,19 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     listener_queue_size: int = 1024
     """Changes waiting for one listener of ``/v1/watch``; a slower one is disconnected."""
     listener_limit: int = 256
-    """Maximum concurrent listeners."""
+    """Maximum concurrent listeners of ``/v1/watch`` and viewers of ``/v1/fleet/events``."""
     listener_limit_per_caller: int = 16
     """Maximum concurrent listeners of one caller: a user, all ServiceAccounts of one namespace, or
     an address where ``auth`` is ``none``.
     """
     listener_reserve: int = 32
     """Listeners of ``listener_limit`` that are reserved for callers that watch all namespaces."""
+    fleet_queue_size: int = 32
+    """Events waiting for one viewer of ``/v1/fleet/events``; a slower one is disconnected."""
+    foreign_margin_mib: int = 512
+    """Memory of a device that may be in use beyond what its shares use before it counts as foreign
+    use, which lowers what ``/v1/capacity`` offers: contexts of the driver, rounding.
+    """
     question_limit: int = 32
     """Maximum concurrent requests that query the agents of all nodes (usage, checks)."""
     question_limit_per_caller: int = 8

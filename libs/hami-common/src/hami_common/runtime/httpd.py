@@ -36,6 +36,8 @@ from hami_common.runtime.tasks import background, finish_within
 
 MIB_BYTES = 1 << 20
 JSON_TYPE = "application/json"
+STREAM_WRITE_S = 20.0
+"""Longest wait until the peer of a stream takes a piece; then its connection is closed."""
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -116,6 +118,15 @@ class StreamedResponse(Struct, frozen=True, kw_only=True):
 
 
 Handler = Callable[[Request], Awaitable[Response | StreamedResponse]]
+
+
+def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Return whether the caller accepts ``Content-Encoding: gzip`` (RFC 9110, section 12.5.3)."""
+    for part in headers.get("Accept-Encoding", "").lower().split(","):
+        coding, *parameters = (word.strip() for word in part.split(";"))
+        if coding == "gzip":
+            return not any(re.fullmatch(r"q=0(\.0*)?", one) for one in parameters)
+    return False
 
 
 def json_response(value: object, *, status: int = 200) -> Response:
@@ -471,8 +482,14 @@ async def _stream(request: web.BaseRequest, outcome: StreamedResponse) -> web.St
     await answer.prepare(request)
     try:
         async for chunk in outcome.chunks:
-            await answer.write(chunk)
+            with anyio.fail_after(STREAM_WRITE_S):
+                await answer.write(chunk)
         await answer.write_eof()
+    except TimeoutError:
+        # The peer does not read: an orderly end would wait for it, and keep what is buffered.
+        _log.info("stream closed, its reader takes no data", extra={"path": request.path})
+        if request.transport is not None:
+            request.transport.abort()
     except ConnectionError:
         _log.debug("listener went away", extra={"path": request.path})
     finally:

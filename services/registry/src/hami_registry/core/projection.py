@@ -8,6 +8,7 @@ of one device, times in Unix seconds.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -92,6 +93,11 @@ class AllocationView(Struct, frozen=True, kw_only=True):
     """``claim``: a ResourceClaim holds the shares, and ``pod`` and ``pod_uid`` are the claim's."""
     claim: str
     """ResourceClaim through which the pod gets its shares; empty: through the device plugin."""
+    held_for: str = ""
+    """Purpose of a reservation that no bind has made or taken over yet."""
+    queue: str = ""
+    """Queue that the pod names; empty: its namespace decides."""
+    priority_class: str = ""
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
@@ -116,20 +122,28 @@ class Projection:
     def __init__(self, *, liveness_s: float) -> None:
         """Report an agent as alive if its last heartbeat is younger than ``liveness_s``."""
         self._liveness_s = liveness_s
-        self._devices: dict[tuple[str, str], NodeDevices] = {}
+        self._devices: dict[str, dict[str, NodeDevices]] = {}
+        """By node and vendor."""
         self._allocations: dict[str, _Allocation] = {}
-        self._heartbeats: dict[tuple[str, str], float] = {}
+        self._live: dict[str, set[str]] = {}
+        """Keys of the allocations that are not released, by node."""
+        self._heartbeats: dict[str, dict[str, float]] = {}
         self._decisions: OrderedDict[tuple[str, str], deque[DecisionRecord]] = OrderedDict()
 
     def devices_seen(self, devices: NodeDevices) -> None:
         """Fold canonical devices of one vendor on one node."""
-        self._devices[(devices.node, devices.vendor)] = devices
+        self._devices.setdefault(devices.node, {})[devices.vendor] = devices
 
     def record_seen(self, key: str, sequence: int, record: AllocationRecord) -> None:
         """Fold a ledger record; one older than the known record is ignored."""
         known = self._allocations.setdefault(key, _Allocation())
         if sequence > known.sequence:
             known.sequence, known.record = sequence, record
+            live = self._live.setdefault(record.node, set())
+            if record.op == "release":
+                live.discard(key)
+            else:
+                live.add(key)
 
     def state_seen(self, key: str, revision: int, state: StateRecord) -> None:
         """Fold a state record; one older than the known record is ignored."""
@@ -140,7 +154,7 @@ class Projection:
     def heartbeat_seen(self, node: str, vendors: tuple[str, ...], *, now_s: float) -> None:
         """Fold an agent's heartbeat, at our own clock."""
         for vendor in vendors:
-            self._heartbeats[(node, vendor)] = now_s
+            self._heartbeats.setdefault(node, {})[vendor] = now_s
 
     def decision_seen(self, decision: DecisionRecord) -> None:
         """Fold the decisions of one message.
@@ -160,6 +174,7 @@ class Projection:
         """Drop the ledger's records after the bus lost them; they will be delivered again."""
         for known in self._allocations.values():
             known.sequence, known.record = 0, None
+        self._live.clear()
         self._drop_empty()
 
     def reset_states(self) -> None:
@@ -243,11 +258,37 @@ class Projection:
                     memory_cap=device.memory_cap,
                 ),
             )
-            for published in self._devices.values()
-            if node in (None, published.node) and vendor in (None, published.vendor)
+            for published in self._published(node)
+            if vendor in (None, published.vendor)
             for device in published.devices
         ]
         return sorted(views, key=lambda view: (view.node, view.vendor, view.index))
+
+    def _published(self, node: str | None) -> Iterator[NodeDevices]:
+        if node is None:
+            for by_vendor in self._devices.values():
+                yield from by_vendor.values()
+        else:
+            yield from self._devices.get(node, {}).values()
+
+    def devices_of(self, node: str) -> list[NodeDevices]:
+        """Return the canonical devices of a node, sorted by vendor."""
+        return [devices for _, devices in sorted(self._devices.get(node, {}).items())]
+
+    def live_of(self, node: str) -> list[AllocationView]:
+        """Return the allocations of a node that are not released, sorted by ledger sequence."""
+        known = (self._allocations[key] for key in self._live.get(node, ()))
+        views = [view for one in known if (view := _allocation_view(one)) is not None]
+        return sorted(views, key=lambda view: view.ledger_seq)
+
+    def silent(self, *, now_s: float) -> list[str]:
+        """Return the nodes without a heartbeat within the liveness limit, sorted."""
+        since_s = now_s - self._liveness_s
+        return sorted(
+            node
+            for node in self._devices
+            if max(self._heartbeats.get(node, {}).values(), default=0.0) < since_s
+        )
 
     def nodes(self, *, now_s: float) -> list[NodeView]:
         """Return nodes with totals, sorted by name."""
@@ -257,17 +298,16 @@ class Projection:
         allocations: dict[str, int] = {}
         for allocation in self.allocations():
             allocations[allocation.node] = allocations.get(allocation.node, 0) + 1
-        names = sorted({node for node, _ in self._devices})
         return [
             self._node_view(name, by_node.get(name, []), allocations.get(name, 0), now_s)
-            for name in names
+            for name in sorted(self._devices)
         ]
 
     def _node_view(
         self, name: str, devices: list[DeviceView], allocations: int, now_s: float
     ) -> NodeView:
-        published = [p for (node, _), p in sorted(self._devices.items()) if node == name]
-        last = max((s for (node, _), s in self._heartbeats.items() if node == name), default=0.0)
+        published = self.devices_of(name)
+        last = max(self._heartbeats.get(name, {}).values(), default=0.0)
         return NodeView(
             node=name,
             vendors=tuple(p.vendor for p in published),
@@ -319,4 +359,7 @@ def _allocation_view(known: _Allocation) -> AllocationView | None:
         enforcement=state.enforcement if state else "",
         origin=record.origin,
         claim=record.claim,
+        held_for=record.held_for,
+        queue=record.account.queue if record.account else "",
+        priority_class=record.account.priority_class if record.account else "",
     )

@@ -17,19 +17,23 @@ from hami_common.events.asking import Finding
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.ports import Clock
 from hami_common.runtime import gate
-from hami_common.runtime.httpd import Request, Response, StreamedResponse
+from hami_common.runtime.httpd import Request, Response, StreamedResponse, accepts_gzip
 from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
+from hami_registry.core.capacity import Capacity
 from hami_registry.core.device_config import DeviceConfig
+from hami_registry.core.fleet import FleetDocument, Position
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
 from hami_registry.core.quarantined import Quarantined
 from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.views import Change, Views, server_sent_events
 
 KEEP_ALIVE_S = 15.0
+AMOUNT_DIGITS = 9
 KINDS = ("allocation", "state", "device", "decision")
 LEDGER_SEQ = "x-hami-ledger-seq"
 STATE_SEQ = "x-hami-state-seq"
@@ -168,6 +172,58 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(_BY_NAMESPACE,),
     ),
     Operation(
+        path="/v1/fleet",
+        name="fleet",
+        text=(
+            "All nodes, devices and allocations in columns, compressed with gzip for callers that "
+            "accept it. With a namespace: only its allocations; use by others is in the devices' "
+            "amounts."
+        ),
+        answer=FleetDocument,
+        parameters=(_BY_NAMESPACE,),
+        errors={429: "The caller has as many such requests open as one caller may have."},
+    ),
+    Operation(
+        path="/v1/fleet/events",
+        name="fleet_events",
+        text=(
+            "Changes of the fleet as server-sent events: event fleet has as data a document like "
+            "that of /v1/fleet, with the changed nodes and all their content, and as id its "
+            "position. After event reset, load /v1/fleet again: changes since the position are not "
+            "known. Event end: the reader is too slow or the replica stops; connect again."
+        ),
+        parameters=(
+            Parameter(
+                name="since",
+                place="query",
+                text="Id of the snapshot; a header Last-Event-ID takes precedence.",
+            ),
+            _BY_NAMESPACE,
+        ),
+        errors={429: "The caller has as many streams open as one caller may have."},
+    ),
+    Operation(
+        path="/v1/capacity",
+        name="capacity",
+        text=(
+            "By model: the largest share that can still be given, how many shares of a size fit, "
+            "and the free memory that no share can use, by cause and namespace."
+        ),
+        answer=Capacity,
+        parameters=(
+            Parameter(
+                name="memory_mib", place="query", text="Also count shares with this memory, in MiB."
+            ),
+            Parameter(
+                name="core_pct",
+                place="query",
+                text="Compute of these shares, in percent of one device; 0 when absent.",
+            ),
+            _BY_NAMESPACE,
+        ),
+        errors={429: "The caller has as many such requests open as one caller may have."},
+    ),
+    Operation(
         path="/v1/config", name="config", text="The device configuration in use.", answer=ConfigView
     ),
     Operation(
@@ -197,6 +253,11 @@ def _of_namespace(request: Request) -> Sequence[Access]:
     return gate.everything(request) if _is_clusterwide(request) else gate.pods(request)
 
 
+def _devices_and_pods(request: Request) -> Sequence[Access]:
+    """Return devices, with the pods of the requested namespace, or all pods without one."""
+    return (*gate.nodes(request), *gate.pods(request))
+
+
 def _is_clusterwide(request: Request) -> bool:
     """Return whether the answer needs permission to read the whole cluster."""
     return not request.query.get("namespace")
@@ -211,6 +272,9 @@ RULES: Mapping[tuple[str, str], gate.Rule] = {
     ("GET", "/v1/explain/{namespace}/{pod}"): gate.pods,
     ("GET", "/v1/quarantine"): _of_namespace,
     ("GET", "/v1/watch"): _of_namespace,
+    ("GET", "/v1/fleet"): _devices_and_pods,
+    ("GET", "/v1/fleet/events"): _devices_and_pods,
+    ("GET", "/v1/capacity"): _devices_and_pods,
 }
 """Access rules of operations other than ``gate.everything``."""
 
@@ -224,6 +288,7 @@ class Api:
         self,
         *,
         views: Views,
+        fleet: FleetFeed,
         writer: CanonicalWriter,
         config_file: ConfigFile,
         agents: Agents,
@@ -234,6 +299,7 @@ class Api:
         """``questions`` bounds the concurrent requests that query the agents of all nodes."""
         self._views = views
         self._projection = views.projection
+        self._fleet = fleet
         self._writer = writer
         self._config_file = config_file
         self._agents = agents
@@ -260,16 +326,16 @@ class Api:
         return checked
 
     def _json(self, value: Struct) -> Response:
+        return Response(body=_encoder.encode(value), headers=self._freshness())
+
+    def _freshness(self) -> dict[str, str]:
         views = self._views
-        return Response(
-            body=_encoder.encode(value),
-            headers={
-                LEDGER_SEQ: str(views.ledger.sequence),
-                STATE_SEQ: str(views.states.sequence),
-                DEVICES_SEQ: str(views.devices.sequence),
-                "cache-control": "no-store",
-            },
-        )
+        return {
+            LEDGER_SEQ: str(views.ledger.sequence),
+            STATE_SEQ: str(views.states.sequence),
+            DEVICES_SEQ: str(views.devices.sequence),
+            "cache-control": "no-store",
+        }
 
     async def nodes(self, request: Request) -> Response:
         """See ``OPERATIONS``, as for all methods that follow."""
@@ -363,6 +429,53 @@ class Api:
             )
         )
 
+    async def fleet(self, request: Request) -> Response:
+        small = accepts_gzip(request.headers)
+        namespace = request.query.get("namespace", "")
+        headers = {**self._freshness(), "vary": "accept-encoding"}
+        with self._questions.hold(request.caller, is_operator=_is_clusterwide(request)):
+            body = await self._fleet.snapshot(namespace, compressed=small)
+        if small:
+            headers["content-encoding"] = "gzip"
+        return Response(body=body, headers=headers)
+
+    async def fleet_events(self, request: Request) -> StreamedResponse:
+        since = request.headers.get("Last-Event-ID", "") or request.query.get("since", "")
+        if not since:
+            raise RequestInvalid(
+                field="query parameter since",
+                problem="is missing",
+                fix="load /v1/fleet and give its id",
+            )
+        caller, is_operator = request.caller, _is_clusterwide(request)
+        position = Position.parse(since)
+        self._fleet.check_room(caller, is_operator=is_operator)
+        return StreamedResponse(
+            chunks=self._fleet.events(
+                position,
+                namespace=request.query.get("namespace", ""),
+                caller=caller,
+                is_operator=is_operator,
+                keep_alive_s=KEEP_ALIVE_S,
+            )
+        )
+
+    async def capacity(self, request: Request) -> Response:
+        query = request.query
+        core_pct = _amount(query, "core_pct", least=0)
+        memory_mib = _amount(query, "memory_mib", least=1)
+        if memory_mib is None and core_pct is not None:
+            raise RequestInvalid(
+                field="query parameter core_pct",
+                problem="is given without memory_mib",
+                fix="give memory_mib too",
+            )
+        asked = None if memory_mib is None else (memory_mib, core_pct or 0)
+        with self._questions.hold(request.caller, is_operator=_is_clusterwide(request)):
+            return self._json(
+                await self._fleet.capacity(namespace=query.get("namespace", ""), asked=asked)
+            )
+
     async def watch(self, request: Request) -> StreamedResponse:
         query = request.query
         kinds = {part.strip() for part in query.get("kind", ",".join(KINDS)).split(",")}
@@ -392,6 +505,22 @@ class Api:
                 keep_alive_s=KEEP_ALIVE_S,
             )
         )
+
+
+def _amount(query: Mapping[str, str], name: str, *, least: int) -> int | None:
+    """Return a whole number of the query; ``None`` when it is absent."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= AMOUNT_DIGITS):
+        problem = f"{text[:40]!r} is not a whole number of at most {AMOUNT_DIGITS} digits"
+    elif int(text) < least:
+        problem = f"{text} is below {least}"
+    else:
+        return int(text)
+    raise RequestInvalid(
+        field=f"query parameter {name}", problem=problem, fix=f"give {least} or more"
+    )
 
 
 def _check_query(query: Mapping[str, str], known: Mapping[str, Parameter]) -> None:

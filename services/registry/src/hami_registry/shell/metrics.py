@@ -25,6 +25,7 @@ KINDS = (
     "state",
     "stored-cordon",
     "stored-devices",
+    "usage",
 )
 """Kinds of objects that the registry isolates."""
 
@@ -89,6 +90,59 @@ class Metrics:
         self.listeners_lagged = Counter(
             "hami_registry_listeners_lagged",
             "Listeners of /v1/watch let go because they read too slowly.",
+            registry=registry,
+        )
+        self.fleet_viewers = Gauge(
+            "hami_registry_fleet_viewers", "Open streams of /v1/fleet/events.", registry=registry
+        )
+        self.fleet_viewers_lagged = Counter(
+            "hami_registry_fleet_viewers_lagged",
+            "Viewers of /v1/fleet/events disconnected because they read too slowly.",
+            registry=registry,
+        )
+        self.fleet_events = Counter(
+            "hami_registry_fleet_events",
+            "Events of the fleet that were encoded, once for all viewers with the same rights.",
+            registry=registry,
+        )
+        self.fleet_snapshots = Counter(
+            "hami_registry_fleet_snapshots", "Snapshots of the fleet built.", registry=registry
+        )
+        self.capacity_largest = Gauge(
+            "hami_registry_capacity_largest_share_mib",
+            "Memory of the largest share that a device of the model can still give, in MiB.",
+            ["vendor", "model"],
+            registry=registry,
+        )
+        self.capacity_largest_core = Gauge(
+            "hami_registry_capacity_largest_share_core_pct",
+            "Compute that this share can have, in percent of one device.",
+            ["vendor", "model"],
+            registry=registry,
+        )
+        self.capacity_fitting = Gauge(
+            "hami_registry_capacity_shares_fitting",
+            "Shares of a size (1/4, 1/2, 1: part of memory and compute) that still fit.",
+            ["vendor", "model", "size"],
+            registry=registry,
+        )
+        self.capacity_free = Gauge(
+            "hami_registry_capacity_free_mib",
+            "Memory that is not booked, in MiB, including stranded memory.",
+            ["vendor", "model"],
+            registry=registry,
+        )
+        self.capacity_stranded = Gauge(
+            "hami_registry_capacity_stranded_mib",
+            "Free memory that no share can use, in MiB, by cause (silent, unhealthy, cordoned, "
+            "exclusive, slots, compute, mode, foreign).",
+            ["vendor", "model", "cause"],
+            registry=registry,
+        )
+        self.capacity_foreign = Gauge(
+            "hami_registry_capacity_foreign_mib",
+            "Memory in use without an allocation, in MiB.",
+            ["vendor", "model"],
             registry=registry,
         )
         self.bus_logins = Counter(

@@ -30,6 +30,7 @@ from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.projection import Projection
 from hami_registry.shell.deliveries import Deliveries
+from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.metrics import Metrics
 
 T = TypeVar("T")
@@ -68,12 +69,16 @@ class Views:
         quarantine: Quarantine,
         queue_size: int,
         places: Places,
+        fleet: FleetFeed,
     ) -> None:
         """``places`` bounds the listeners, each of which has a queue of ``queue_size``."""
         self.projection = projection
-        self.devices = _Bucket("devices", self._take_devices, projection.reset_devices)
-        self.ledger = _Bucket("record", self._take_record, projection.reset_ledger)
-        self.states = _Bucket("state", self._take_state, projection.reset_states)
+        self._fleet = fleet
+        self.devices = _Bucket(
+            "devices", self._take_devices, projection.reset_devices, fleet, "devices"
+        )
+        self.ledger = _Bucket("record", self._take_record, projection.reset_ledger, fleet, "ledger")
+        self.states = _Bucket("state", self._take_state, projection.reset_states, fleet, "states")
         self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
@@ -92,16 +97,19 @@ class Views:
     def _take_devices(self, entry: Entry) -> None:
         devices = _decode(subjects.DEVICES_BUCKET, entry, NodeDevices)
         self.projection.devices_seen(devices)
+        self._fleet.seen("devices", entry.revision, devices.node)
         self._notify("device", entry, node=devices.node, namespace="")
 
     def _take_record(self, entry: Entry) -> None:
         record = _decode(subjects.ALLOC_BUCKET, entry, AllocationRecord)
         self.projection.record_seen(entry.key, entry.revision, record)
+        self._fleet.seen("ledger", entry.revision, record.node)
         self._notify("allocation", entry, node=record.node, namespace=record.namespace)
 
     def _take_state(self, entry: Entry) -> None:
         state = _decode(subjects.STATE_BUCKET, entry, StateRecord)
         self.projection.state_seen(entry.key, entry.revision, state)
+        self._fleet.seen("states", entry.revision, state.node)
         self._notify("state", entry, node=state.node, namespace=state.namespace)
 
     async def follow_decisions(self, bus: Bus, publisher: Publisher) -> None:
@@ -215,9 +223,16 @@ class _Bucket:
     """One bucket as the views read it (a ``follow.Reader``)."""
 
     def __init__(
-        self, kind: str, take: Callable[[Entry], None], forget: Callable[[], None]
+        self,
+        kind: str,
+        take: Callable[[Entry], None],
+        forget: Callable[[], None],
+        fleet: FleetFeed,
+        source: str,
     ) -> None:
         self.kind = kind
+        self._fleet = fleet
+        self._source = source
         self._take = take
         self._forget = forget
         self.sequence = 0
@@ -231,9 +246,11 @@ class _Bucket:
     def reset(self) -> None:
         self.sequence = 0
         self._forget()
+        self._fleet.reset(self._source)
 
     def synced(self) -> None:
         self.is_synced = True
+        self._fleet.complete(self._source)
 
 
 def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
