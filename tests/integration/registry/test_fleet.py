@@ -19,6 +19,7 @@ from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime import httpd
 from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
 from hami_common.runtime.natsio import NatsBucket, NatsPublisher, connect, ensure_bus
+from hami_registry.shell import fleet
 from hami_sim.natsd import NatsServer
 from tests.support.fleet import Document, Event, FleetClient, next_event
 from tests.support.registry import RunningRegistry, report, run_registry, send
@@ -174,6 +175,7 @@ async def test_events_after_a_snapshot_lead_to_the_next_one(nats_server: NatsSer
             event = await until_event(content, client, lambda c: "train-0" not in pods(c))
         await site.allocate("team-a", "train-2", "b")
         # Both a browser's own reconnect (header) and the first connect (query) leave no gap.
+        known = client
         for since, header in ((first, event.id or ""), (first, "")):
             known = FleetClient(await site.get("/v1/fleet"))
             known.nodes["gpu-1"]["allocations"] = []
@@ -239,6 +241,7 @@ async def test_viewer_that_does_not_read_is_cut(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(httpd, "STREAM_WRITE_S", 0.5)
+    monkeypatch.setattr(fleet, "FLUSH_S", 0.005)
     async with site_with(nats_server, fleet_queue_size=1) as site:
         client = await site.until_fleet(has_all)
         other = FleetClient(await site.get("/v1/fleet"))
@@ -248,19 +251,20 @@ async def test_viewer_that_does_not_read_is_cut(
             site.viewing(client.id) as content,
         ):
             assert slow.status == 200
-            uuids = [f"GPU-{number:036}" for number in range(900)]
+            uuids = [f"GPU-{number:036}" for number in range(250)]
             seq = 1
             with anyio.fail_after(25):
                 while site.registry.sample("hami_registry_fleet_viewers_lagged_total") == 0:
                     seq += 1
-                    await send(site.publisher, report(*uuids[: 800 + seq], seq=seq))
+                    await send(site.publisher, report(*uuids[: 150 + seq % 2], seq=seq))
                     event = await next_event(content)
                     other.apply(event.data)
                 while site.registry.sample("hami_registry_fleet_viewers") > 1:
                     await anyio.sleep(0.05)
             assert site.registry.sample("hami_registry_fleet_viewers_lagged_total") == 1
             # The other viewer still gets everything.
-            await until_event(content, other, lambda c: len(c.nodes["gpu-1"]["devices"]) > 800)
+            await send(site.publisher, report("last", seq=seq + 1))
+            await until_event(content, other, lambda c: len(c.nodes["gpu-1"]["devices"]) == 1)
 
 
 async def test_viewers_with_the_same_rights_share_one_encoding(nats_server: NatsServer) -> None:

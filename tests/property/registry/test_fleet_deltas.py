@@ -11,19 +11,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_common.events.allocation import Account, AllocationRecord, StateRecord
+from hami_common.events.allocation import Account, AllocationOp, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import DeviceUse, UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
-from hami_registry.core.fleet import Fleet, Position, document
+from hami_registry.core.fleet import SOURCES, Fleet, Position, document
 from hami_registry.core.projection import Projection
 from tests.support.fleet import Document, FleetClient
 
 NODES = [f"n{number}" for number in range(20)]
 NAMESPACES = ("team-a", "team-b")
-
-Item = tuple[str, int, Any]
 
 
 class Replica:
@@ -32,12 +30,10 @@ class Replica:
     def __init__(self) -> None:
         self.projection = Projection(liveness_s=15)
         self.fleet = Fleet(self.projection, foreign_margin_mib=0)
-        self.is_started = False
 
     def start(self) -> None:
-        for source in ("devices", "ledger", "states", "usage"):
+        for source in SOURCES:
             self.fleet.complete(source)
-        self.is_started = True
 
     def read(self, source: str, revision: int, message: Any) -> None:
         key = f"{message.node}.{getattr(message, 'pod_uid', '')}"
@@ -102,7 +98,7 @@ def devices(draw: st.DrawFn) -> NodeDevices:
 
 @st.composite
 def records(draw: st.DrawFn) -> AllocationRecord:
-    op = draw(st.sampled_from(["reserve", "reserve", "release"]))
+    op: AllocationOp = draw(st.sampled_from(("reserve", "reserve", "release")))
     uid = draw(st.sampled_from(["u1", "u2", "u3"]))
     share = Share(
         vendor="nvidia",
@@ -158,68 +154,92 @@ entries = st.one_of(
 )
 
 
+class Site:
+    """Two replicas that read the same sources, and a client that moves between them."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._draw = data.draw
+        self.namespace = self._draw(st.sampled_from(["", "team-a"]))
+        self._written: dict[str, list[tuple[int, Any]]] = {source: [] for source in SOURCES}
+        for revision, (source, message) in enumerate(self._draw(st.lists(entries, max_size=40)), 1):
+            self._written[source].append((revision, message))
+        self._replicas = [Replica(), Replica()]
+        self._read = [dict.fromkeys(SOURCES, 0) for _ in self._replicas]
+        # Both replicas start later than this: what is stored by then is a change for neither.
+        stored = {s: self._draw(st.integers(0, len(self._written[s]))) for s in SOURCES}
+        for number, replica in enumerate(self._replicas):
+            for source in SOURCES:
+                self._read_on(number, source, stored[source])
+            replica.start()
+            replica.flush(0.0)
+        self._at = self._draw(st.integers(0, 1))
+        self.now_s = 100.0
+        self.client = self.fresh()
+
+    def _read_on(self, number: int, source: str, amount: int) -> None:
+        begin = self._read[number][source]
+        for revision, message in self._written[source][begin : begin + amount]:
+            self._replicas[number].read(source, revision, message)
+        self._read[number][source] = begin + amount
+
+    def _left(self, number: int, source: str) -> int:
+        return len(self._written[source]) - self._read[number][source]
+
+    def read(self, number: int) -> None:
+        """A replica reads some entries of a source."""
+        source = self._draw(st.sampled_from(SOURCES))
+        self._read_on(number, source, self._draw(st.integers(0, self._left(number, source))))
+
+    def read_all(self) -> None:
+        """Both replicas read all there is."""
+        for number in range(len(self._replicas)):
+            for source in SOURCES:
+                self._read_on(number, source, self._left(number, source))
+
+    def beat(self, number: int) -> None:
+        """A replica hears some nodes, and time passes."""
+        nodes = self._draw(st.lists(st.sampled_from(NODES), max_size=4))
+        self._replicas[number].beat(nodes, self.now_s)
+        self.now_s += self._draw(st.sampled_from([1.0, 20.0]))
+
+    def flush(self, number: int) -> None:
+        """A replica sends its changes; the client is at one of them."""
+        replica = self._replicas[number]
+        blocks, silent = replica.flush(self.now_s)
+        if number == self._at and (blocks or silent is not None):
+            self.client.apply(replica.packed(blocks, silent, self.namespace))
+
+    def move(self, number: int) -> None:
+        """The client goes on at a replica: with the changes after its position, or anew."""
+        self._at, replica = number, self._replicas[number]
+        replica.flush(self.now_s)
+        blocks = replica.fleet.since(Position.parse(self.client.id))
+        if blocks is None:
+            self.client = self.fresh()
+        else:
+            self.client.apply(replica.packed(blocks, replica.fleet.silent, self.namespace))
+
+    def finish(self) -> None:
+        """Flush where the client is."""
+        self.flush(self._at)
+
+    def fresh(self) -> FleetClient:
+        """A client that loads a snapshot now."""
+        return FleetClient(self._replicas[self._at].snapshot(self.namespace))
+
+
 @given(st.data())
 def test_deltas_from_any_cut_equal_a_later_snapshot(data: st.DataObject) -> None:
-    namespace = data.draw(st.sampled_from(["", "team-a"]))
-    written: dict[str, list[Item]] = {name: [] for name in ("devices", "ledger", "states", "usage")}
-    for revision, (source, message) in enumerate(data.draw(st.lists(entries, max_size=40)), 1):
-        written[source].append((source, revision, message))
-    replicas = [Replica(), Replica()]
-    read = [dict.fromkeys(written, 0) for _ in replicas]
-    # Both replicas started before: what is stored then is known to neither as a change.
-    stored = {source: data.draw(st.integers(0, len(items))) for source, items in written.items()}
-    for number, replica in enumerate(replicas):
-        for source, items in written.items():
-            for item in items[: stored[source]]:
-                replica.read(*item)
-            read[number][source] = stored[source]
-        replica.start()
-        replica.flush(0.0)
-    at = data.draw(st.integers(0, 1))
-    client = FleetClient(replicas[at].snapshot(namespace))
-    now_s = 100.0
+    site = Site(data)
+    steps = [site.read, site.read, site.beat, site.flush, site.move]
     for _ in range(data.draw(st.integers(1, 12))):
-        step = data.draw(st.sampled_from(["read", "read", "flush", "beat", "move"]))
-        number = data.draw(st.integers(0, 1))
-        replica = replicas[number]
-        if step == "read":
-            source = data.draw(st.sampled_from(list(written)))
-            most = len(written[source]) - read[number][source]
-            for _ in range(data.draw(st.integers(0, most))):
-                replica.read(*written[source][read[number][source]])
-                read[number][source] += 1
-        elif step == "beat":
-            replica.beat(data.draw(st.lists(st.sampled_from(NODES), max_size=4)), now_s)
-            now_s += data.draw(st.sampled_from([1.0, 20.0]))
-        elif step == "flush":
-            blocks, silent = replica.flush(now_s)
-            if number == at and (blocks or silent is not None):
-                client.apply(replica.packed(blocks, silent, namespace))
-        else:
-            at = number
-            client = resumed(client, replica, now_s, namespace)
-    for number, replica in enumerate(replicas):
-        for source, items in written.items():
-            for item in items[read[number][source] :]:
-                replica.read(*item)
-    blocks, silent = replicas[at].flush(now_s)
-    client.apply(replicas[at].packed(blocks, silent, namespace))
-    later = FleetClient(replicas[at].snapshot(namespace))
-    assert client.shown() == later.shown()
-    assert client.id == later.id
-    if namespace:
-        text = str(client.shown())
-        assert "team-b" not in text
-
-
-def resumed(client: FleetClient, replica: Replica, now_s: float, namespace: str) -> FleetClient:
-    """The client at another replica: with the changes since its position, or a new snapshot."""
-    replica.flush(now_s)
-    blocks = replica.fleet.since(Position.parse(client.id))
-    if blocks is None:
-        return FleetClient(replica.snapshot(namespace))
-    client.apply(replica.packed(blocks, replica.fleet.silent, namespace))
-    return client
+        step = data.draw(st.sampled_from(steps))
+        step(data.draw(st.integers(0, 1)))
+    site.read_all()
+    site.finish()
+    later = site.fresh()
+    assert site.client.shown() == later.shown()
+    assert not site.namespace or "team-b" not in str(site.client.shown())
 
 
 def test_a_position_before_the_start_or_ahead_of_the_bus_is_not_known() -> None:

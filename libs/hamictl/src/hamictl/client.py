@@ -158,6 +158,54 @@ class Quotas(msgspec.Struct, frozen=True):
     items: tuple[Quota, ...]
 
 
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of shares of one size that fit."""
+
+    size: str
+    memory_mib: int
+    core_pct: int
+    count: int
+
+
+class Stranded(msgspec.Struct, frozen=True, kw_only=True):
+    """Free memory that no share can use, for one cause."""
+
+    cause: str
+    devices: int
+    memory_mib: int
+
+
+class StrandedBy(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of it that the allocations of one namespace cause; empty: all others."""
+
+    namespace: str
+    memory_mib: int
+
+
+class ModelCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one model."""
+
+    vendor: str
+    model: str
+    devices: int
+    devices_offering: int
+    capacity_mib: int
+    free_mib: int
+    foreign_mib: int
+    largest_mib: int
+    largest_core_pct: int
+    largest_on: str
+    fits: tuple[Fit, ...] = ()
+    stranded: tuple[Stranded, ...] = ()
+    stranded_by: tuple[StrandedBy, ...] = ()
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """Response of ``/v1/capacity``."""
+
+    items: tuple[ModelCapacity, ...]
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """Response of ``/v1/explain``."""
 

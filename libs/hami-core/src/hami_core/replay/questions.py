@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers what-if questions about a snapshot: where pods would be placed, and with how many nodes.
 
-The documents are those of ``POST /v1/whatif/simulate`` and ``POST /v1/whatif/scale``. Nothing is
+The documents are those of ``POST /v1/whatif/simulate``, ``/scale`` and ``/drain``. Nothing is
 reserved. Gangs and preemption are not simulated: each pod is placed alone, in the given order.
 """
 
@@ -10,9 +10,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from hami_common.bounds import Name
 from hami_common.errors import RequestInvalid
+from hami_common.events.allocation import AllocationRecord, is_of_claim, is_of_owner
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.inventory import NodeDevices
 from hami_common.pods.podview import PodView
@@ -39,6 +41,9 @@ Manifests = Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=
 FITTING_MOST: Final = 1_000_000
 """Names of fitting nodes in one answer: pods times nodes."""
 
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the API object of a static pod."""
+
 Check = Callable[[], None]
 
 
@@ -64,6 +69,37 @@ class ScaleQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Manifests of kind Pod; null: the pods that wait for a node now."""
     nodes_most: Annotated[int, Meta(ge=0, le=NODES_MOST)] = 100
     """Largest number to try."""
+
+
+class DrainQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Evict the pods of a node and place them elsewhere, one after the other."""
+
+    node: Name
+    explain: bool = True
+    """Search the closest fit of each refused pod, which takes many times longer."""
+
+
+class Staying(Struct, frozen=True, kw_only=True):
+    """An owner of devices that a drain does not move."""
+
+    namespace: str
+    pod: str
+    why: str
+
+
+class Drained(Struct, frozen=True, kw_only=True):
+    """Outcome of draining a node; each pod with devices is in one of the three lists."""
+
+    snapshot_id: str
+    """State of the ledger that the answer is computed from."""
+    node: str
+    placed: int
+    refused: int
+    pods: tuple[Outcome, ...]
+    """Placements elsewhere, in order of priority; the pods without a node would wait."""
+    staying: tuple[Staying, ...]
+    rejected: tuple[Rejected, ...]
+    """Pods that admission would deny if they were created again."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -110,6 +146,8 @@ class Cluster(Struct, frozen=True, kw_only=True):
     nodes: Sequence[Document]
     waiting: Mapping[str, Document] = {}
     """Pods without a node, by uid."""
+    draining: Mapping[str, Document] = {}
+    """Pods of the node that is drained, by uid."""
 
 
 def simulated(
@@ -197,6 +235,94 @@ def scaled(
         unhelped=found.unhelped,
         rejected=requested.rejected,
     )
+
+
+def drained(
+    snapshot: Snapshot,
+    question: DrainQuestion,
+    cluster: Cluster,
+    *,
+    catalog: Catalog,
+    check: Check,
+) -> Drained:
+    """Place the pods of a node on the others; ``check`` as in ``simulated``.
+
+    Disruption budgets are not evaluated: the answer is about capacity, not about when pods may go.
+    """
+    node = question.node
+    if node not in _nodes_of(snapshot):
+        raise RequestInvalid(
+            field="node",
+            problem=f"{node} has reported no device",
+            fix="give a node of hamictl get nodes",
+        )
+    here = [one for one in snapshot.holdings if one.record.node == node]
+    why = {one.record.pod_uid: _stays(one.record, cluster.draining) for one in here}
+    moving = sorted(
+        (cluster.draining[one.record.pod_uid] for one in here if not why[one.record.pod_uid]),
+        key=lambda pod: -int((pod.get("spec") or {}).get("priority") or 0),
+    )
+    documents = {manifests.uid_of(n): _without_node(pod) for n, pod in enumerate(moving)}
+    views = [_view(number, document) for number, document in enumerate(documents.values())]
+    requested = manifests.read(views, catalog, snapshot.policy)
+    rest = replace(
+        snapshot,
+        holdings=tuple(
+            one for one in snapshot.holdings if one.record.node != node or why[one.record.pod_uid]
+        ),
+    )
+    ledger = load(rest)
+    excluded = excluded_by_pod(documents, cluster.nodes, ledger.table.nodes())
+    outcomes: list[Outcome] = []
+    for outcome in simulate(
+        ledger,
+        requested.requests,
+        now_s=snapshot.time_s,
+        explain=question.explain,
+        governed=Governed(load_quotas(rest), requested.askers),
+        excluded={uid: {**excluded.get(uid, {}), node: "the drain"} for uid in documents},
+    ):
+        outcomes.append(outcome)
+        check()
+    placed = sum(1 for one in outcomes if one.node)
+    return Drained(
+        snapshot_id=snapshot.snapshot_id,
+        node=node,
+        placed=placed,
+        refused=len(outcomes) - placed + len(requested.rejected),
+        pods=tuple(outcomes),
+        staying=tuple(
+            Staying(namespace=r.namespace, pod=r.pod, why=why[r.pod_uid])
+            for r in (one.record for one in here)
+            if why[r.pod_uid]
+        ),
+        rejected=requested.rejected,
+    )
+
+
+def _stays(record: AllocationRecord, pods: Mapping[str, Document]) -> str:
+    """Return why a drain does not move the owner of the shares; empty: it does."""
+    if is_of_claim(record):
+        return "a ResourceClaim, whose devices kube-scheduler chooses"
+    if is_of_owner(record):
+        return f"devices held for {record.held_for}"
+    pod = pods.get(record.pod_uid)
+    if pod is None:
+        return "the pod is not on the node"
+    metadata = pod["metadata"]
+    if any(one.get("kind") == "DaemonSet" for one in metadata.get("ownerReferences") or ()):
+        return "belongs to a DaemonSet, which a drain ignores"
+    if MIRROR in (metadata.get("annotations") or {}):
+        return "a static pod of the kubelet"
+    if metadata.get("deletionTimestamp"):
+        return "is terminating"
+    return ""
+
+
+def _without_node(pod: Document) -> Document:
+    """Return the pod as its controller would create it again."""
+    spec = {key: value for key, value in (pod.get("spec") or {}).items() if key != "nodeName"}
+    return {**pod, "spec": spec}
 
 
 def template_for(wanted: NodeTemplate | str, snapshot: Snapshot, cluster: Cluster) -> NodeTemplate:

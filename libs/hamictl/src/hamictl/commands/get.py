@@ -9,7 +9,7 @@ from hami_common.model.quarantine import QuarantinedObject
 from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
 from hamictl import claimviews, client, kube, options, output, quotatables
-from hamictl.client import Allocation, Device, Node
+from hamictl.client import Allocation, Device, ModelCapacity, Node
 
 _CLOCK = SystemClock()
 
@@ -131,6 +131,64 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
     ]
     if is_wide:
         row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
+    return row
+
+
+@get.command()
+@click.option(
+    "--memory-mib", type=click.IntRange(1), help="Also count shares with this memory, in MiB."
+)
+@click.option(
+    "--core-pct",
+    type=click.IntRange(0),
+    help="Compute of these shares, in percent of one device; needs --memory-mib.",
+)
+@click.option(
+    "-n", "--namespace", default="", help="Only name this namespace; others are one amount."
+)
+@options.registry_option
+@options.format_option
+def capacity(
+    memory_mib: int | None, core_pct: int | None, namespace: str, registry: str, format_: str
+) -> None:
+    """List the largest free share of each model, how many fit, and stranded memory."""
+    answer = client.read(
+        client.Capacity,
+        registry,
+        "/v1/capacity",
+        memory_mib="" if memory_mib is None else str(memory_mib),
+        core_pct="" if core_pct is None else str(core_pct),
+        namespace=namespace,
+    )
+    if output.structured(answer, format_):
+        return
+    headings = ["MODEL", "DEVICES", "FREE MIB", "LARGEST SHARE", "FITTING", "STRANDED MIB"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["STRANDED BY", "FOREIGN MIB", "LARGEST ON"]
+    rows = [_capacity(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="No devices found.")
+
+
+def _capacity(one: ModelCapacity, *, is_wide: bool) -> list[object]:
+    largest = f"{one.largest_mib} MiB {one.largest_core_pct} %" if one.largest_mib else "-"
+    fits = [
+        f"{fit.count} x {fit.memory_mib} MiB {fit.core_pct} %"
+        if fit.size == "asked"
+        else f"{fit.count} x {fit.size}"
+        for fit in one.fits
+    ]
+    row: list[object] = [
+        one.model,
+        f"{one.devices_offering}/{one.devices}",
+        output.part(one.free_mib, one.capacity_mib),
+        largest,
+        ", ".join(fits),
+        ", ".join(f"{part.memory_mib} {part.cause}" for part in one.stranded) or "0",
+    ]
+    if is_wide:
+        holders = [f"{part.memory_mib} {part.namespace or 'others'}" for part in one.stranded_by]
+        row += [", ".join(holders) or "-", one.foreign_mib, one.largest_on or "-"]
     return row
 
 

@@ -37,6 +37,8 @@ from hami_core.quota.accounts import QueueRow, QuotaRow
 from hami_core.quota.resourcequota import Quota, QuotaReader
 from hami_core.replay.questions import (
     Cluster,
+    Drained,
+    DrainQuestion,
     Scaled,
     ScaleQuestion,
     Simulated,
@@ -123,6 +125,13 @@ class Comparison(Struct, frozen=True, kw_only=True):
     "which no pod waits for devices.",
 )
 @click.option(
+    "--drain",
+    "drained",
+    default="",
+    metavar="NODE",
+    help="Place the pods of this node on the others, as if it were drained.",
+)
+@click.option(
     "--policy",
     multiple=True,
     help="Scheduling policy: node=binpack|spread;device=…;weights=slot=1,core=1,memory=1. "
@@ -148,6 +157,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
     snapshot_file: Path | None,
     pod_files: tuple[Path, ...],
     growth: str,
+    drained: str,
     policy: tuple[str, ...],
     queues_file: Path | None,
     quota_files: tuple[Path, ...],
@@ -159,7 +169,15 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
 
     Pods that do not fit are listed with their refusals and the closest fit.
     """
-    if snapshot_file is not None:
+    if drained:
+        if snapshot_file or pod_files or growth or policy or queues_file or quota_files:
+            message = "--drain asks a scheduler about its present state: give no other input"
+            raise InputRefused(message)
+        moved = client.send(Drained, scheduler, "/v1/whatif/drain", DrainQuestion(node=drained))
+        if not output.structured(moved, format_):
+            _show_drained(moved)
+        refused = moved.refused
+    elif snapshot_file is not None:
         known = read_snapshot(snapshot_file)
         pods = _read(pod_files)
         if policy and not pods:
@@ -250,7 +268,17 @@ def _show_comparison(results: tuple[Result, ...]) -> None:
     output.table(headings, rows, empty="")
 
 
-def _show_pods(result: Result | Simulated | Scaled) -> None:
+def _show_drained(result: Drained) -> None:
+    _show_pods(result)
+    for one in result.staying:
+        click.echo(f"\n{one.namespace}/{one.pod} is not moved: {one.why}")
+    click.echo(
+        f"\n{result.placed} would start elsewhere, {result.refused} would not, "
+        f"{len(result.staying)} are not moved"
+    )
+
+
+def _show_pods(result: Result | Simulated | Scaled | Drained) -> None:
     rows = [
         [one.namespace, one.pod, one.node or "-", output.shares(one.containers) or "refused"]
         for one in result.pods

@@ -41,7 +41,7 @@ SNAPSHOT_S: Final = 1.0
 """Time for which an encoded snapshot is reused; events continue from its position."""
 SNAPSHOTS_KEPT: Final = 4
 """Encoded snapshots that are kept, each of one namespace."""
-CAPACITY_S: Final = 15.0
+CAPACITY_S: Final = 30.0
 """Interval at which the metrics of capacity are computed."""
 _CHUNK: Final = 32
 """Blocks that are packed between two pauses: some milliseconds."""

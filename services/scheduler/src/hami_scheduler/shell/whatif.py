@@ -28,10 +28,13 @@ from hami_core.planning.eligible import Document
 from hami_core.replay import snapshot
 from hami_core.replay.questions import (
     Cluster,
+    Drained,
+    DrainQuestion,
     Scaled,
     ScaleQuestion,
     Simulated,
     SimulateQuestion,
+    drained,
     scaled,
     simulated,
 )
@@ -72,9 +75,19 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=Scaled,
         errors={429: "The replica computes another answer."},
     ),
+    Operation(
+        path="/v1/whatif/drain",
+        name="drain",
+        method="post",
+        text="Place the pods of a node on the other nodes, on a copy of the present state: which "
+        "would start elsewhere and where, which would not and why. Nothing is evicted.",
+        body=DrainQuestion,
+        answer=Drained,
+        errors={429: "The replica computes another answer."},
+    ),
 )
 
-Question = TypeVar("Question", SimulateQuestion, ScaleQuestion)
+Question = TypeVar("Question", SimulateQuestion, ScaleQuestion, DrainQuestion)
 Answer = TypeVar("Answer", bound=Struct)
 
 _log = logging.getLogger(__name__)
@@ -125,6 +138,9 @@ class WhatIf:
     async def scale(self, request: Request) -> Response:
         return await self._answer(request, ScaleQuestion, scaled)
 
+    async def drain(self, request: Request) -> Response:
+        return await self._answer(request, DrainQuestion, drained)
+
     async def _answer(
         self,
         request: Request,
@@ -139,7 +155,7 @@ class WhatIf:
         begin = perf_counter()
         try:
             question = await anyio.to_thread.run_sync(_decoded, request.body, kind)
-            nodes, pods = await self._pages(of_pods=question.pods is None)
+            nodes, pods = await self._pages(_selectors(question))
             taken = await self._take()
             body = await anyio.to_thread.run_sync(
                 partial(self._computed, answer, taken, question, nodes=nodes, pods=pods)
@@ -162,24 +178,30 @@ class WhatIf:
         pods: Sequence[bytes],
     ) -> bytes:
         """Compute an answer; runs in a thread and reads nothing of the live state."""
+        listed = {str(pod["metadata"]["uid"]): pod for pod in _items(pods)}
+        is_drain = isinstance(question, DrainQuestion)
         cluster = Cluster(
             nodes=list(_items(nodes)),
-            waiting={str(pod["metadata"]["uid"]): pod for pod in _items(pods)},
+            waiting={} if is_drain else listed,
+            draining=listed if is_drain else {},
         )
         check = _deadline(self._settings.whatif_s)
         return msgspec.json.encode(
             answer(taken, question, cluster, catalog=self._catalog, check=check)
         )
 
-    async def _pages(self, *, of_pods: bool) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Read all nodes and, if asked, the managed pods without a node."""
+    async def _pages(
+        self, of_pods: tuple[str, str] | None
+    ) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Read all nodes and the pods that the selectors select."""
         pods: Sequence[bytes] = ()
         with answer_within(LIST_TIMEOUTS * self._settings.api_timeout_s, peer="API server"):
             size = self._settings.list_page_size
             nodes = await self._kube.list_pages(NODES, page_size=size)
-            if of_pods:
+            if of_pods is not None:
+                labels, fields = of_pods
                 pods = await self._kube.list_pages(
-                    PODS, label_selector=MANAGED, field_selector=WITHOUT_NODE, page_size=size
+                    PODS, label_selector=labels, field_selector=fields, page_size=size
                 )
         return nodes, pods
 
@@ -201,6 +223,15 @@ class WhatIf:
             ],
             quotas=self._quota.written(),
         )
+
+
+def _selectors(
+    question: SimulateQuestion | ScaleQuestion | DrainQuestion,
+) -> tuple[str, str] | None:
+    """Return selectors (labels, fields) of the pods that the question needs; ``None``: none."""
+    if isinstance(question, DrainQuestion):
+        return "", f"spec.nodeName={question.node}"
+    return (MANAGED, WITHOUT_NODE) if question.pods is None else None
 
 
 def _decoded(body: bytes, kind: type[Question]) -> Question:
