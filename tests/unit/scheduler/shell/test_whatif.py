@@ -237,3 +237,62 @@ async def test_callers_without_a_token_get_no_answer() -> None:
             request = Request(method=method, path=path, query={}, headers={}, body=b"{}", params={})
             with pytest.raises(Unauthenticated):
                 await handler(request)
+
+
+async def test_drain_says_which_pods_start_elsewhere_and_why_others_do_not() -> None:
+    async with scheduler() as (world, s):
+        world.kube.put("/api/v1/nodes/n2", node("n2"))
+        daemon = builders.pod("daemon", mem_mib=1000, cores=0)
+        daemon["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "d", "uid": "d"}]
+        bound = [
+            waiting("small", 6_000, priority=10),
+            waiting("large", 14_000),
+            waiting("picky", 1_000, nodeSelector={"kubernetes.io/hostname": "n1"}),
+            daemon,
+        ]
+        for pod in bound:
+            assert await s.bind(world.add_pod(pod), "n1") == ""
+        await world.add_devices(builders.devices("n2", count=1))
+        with anyio.fail_after(10):
+            while len(s.state.table.nodes()) < 2:
+                await anyio.lowlevel.checkpoint()
+        before = s.state.ledger.snapshot_id
+        answer = await post(s, "/v1/whatif/drain", {"node": "n1"})
+        pods = {one["pod"]: one for one in answer["pods"]}
+        assert list(pods) == ["small", "large", "picky"], "the highest priority first"
+        assert pods["small"]["node"] == "n2"
+        assert (answer["placed"], answer["refused"]) == (1, 2)
+        texts = {name: [r["text"] for r in one.get("refusals", ())] for name, one in pods.items()}
+        assert any("14000 MiB wanted" in text for text in texts["large"])
+        assert "excluded by the drain" in texts["large"]
+        assert "excluded by the pod's nodeSelector" in texts["picky"]
+        assert pods["large"]["closest"][0]["fits"] == "10000"
+        assert [(one["pod"], one["why"]) for one in answer["staying"]] == [
+            ("daemon", "belongs to a DaemonSet, which a drain ignores")
+        ]
+        assert answer["snapshot_id"] == before == s.state.ledger.snapshot_id
+        empty = await post(s, "/v1/whatif/drain", {"node": "n2"})
+        assert (empty["pods"], empty["staying"]) == ([], [])
+
+
+async def test_drain_frees_the_quota_of_the_moved_pods() -> None:
+    async with scheduler() as (world, s):
+        world.kube.put("/api/v1/nodes/n2", node("n2"))
+        hard = {"limits.nvidia.com/gpumem": "6000"}
+        path = "/api/v1/namespaces/default/resourcequotas/q"
+        world.kube.put(
+            path, {"metadata": {"name": "q", "namespace": "default"}, "spec": {"hard": hard}}
+        )
+        await world.add_devices(builders.devices("n2", count=1))
+        assert await s.bind(world.add_pod(waiting("p", 6_000)), "n1") == ""
+        with anyio.fail_after(10):
+            while len(s.state.table.nodes()) < 2:
+                await anyio.lowlevel.checkpoint()
+        answer = await post(s, "/v1/whatif/drain", {"node": "n1"})
+        assert [one.get("node") for one in answer["pods"]] == ["n2"]
+
+
+async def test_drain_of_an_unknown_node_is_refused() -> None:
+    async with scheduler() as (_, s):
+        with pytest.raises(RequestInvalid, match="node: n9 has reported no device"):
+            await post(s, "/v1/whatif/drain", {"node": "n9"})
