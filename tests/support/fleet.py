@@ -17,7 +17,7 @@ WORDS = {
 
 
 class FleetClient:
-    """What a browser would show, built from documents alone."""
+    """Nodes as a browser would show them, built from documents alone."""
 
     def __init__(self, snapshot: Document) -> None:
         self.nodes: dict[str, Document] = {}

@@ -197,7 +197,7 @@ class Site:
                 self._read_on(number, source, self._left(number, source))
 
     def beat(self, number: int) -> None:
-        """A replica hears some nodes, and time passes."""
+        """A replica receives heartbeats of some nodes, and time passes."""
         nodes = self._draw(st.lists(st.sampled_from(NODES), max_size=4))
         self._replicas[number].beat(nodes, self.now_s)
         self.now_s += self._draw(st.sampled_from([1.0, 20.0]))
@@ -210,7 +210,7 @@ class Site:
             self.client.apply(replica.packed(blocks, silent, self.namespace))
 
     def move(self, number: int) -> None:
-        """The client goes on at a replica: with the changes after its position, or anew."""
+        """The client goes on at a replica: with the changes after its position, or a snapshot."""
         self._at, replica = number, self._replicas[number]
         replica.flush(self.now_s)
         blocks = replica.fleet.since(Position.parse(self.client.id))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices can still give, what is stranded, and because of whom."""
+"""Capacity of devices: largest shares, stranded memory, its causes and namespaces."""
 
 from typing import Any
 

@@ -27,9 +27,9 @@ CAUSES: Final = (
     "mode",
     "foreign",
 )
-"""Why free memory cannot be given: the agent is silent, the device is unhealthy or cordoned, one
-share has it exclusively, its slots or its compute are used up, no hardware partition of its mode
-fits, or processes without an allocation use the memory.
+"""Causes of free memory that cannot be given: the agent is silent, the device is unhealthy or
+cordoned, one share has it exclusively, its slots or its compute are used up, no hardware partition
+of its mode fits, or processes without an allocation use the memory.
 """
 TOP: Final = 5
 """Namespaces that are listed per model."""
@@ -141,7 +141,7 @@ def _partitions(device: Device, booked: Booked, memory_mib: int, core_pct: int) 
 
 
 class Share(NamedTuple):
-    """What one namespace holds of a device."""
+    """Part of a device that one namespace holds."""
 
     namespace: str
     core_pct: int
@@ -215,7 +215,7 @@ class ModelCapacity(Struct, frozen=True, kw_only=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What can still be given, by vendor and model."""
+    """Capacity that can still be given, by vendor and model."""
 
     items: tuple[ModelCapacity, ...]
 
