@@ -11,7 +11,7 @@ import aiohttp
 Document = dict[str, Any]
 WORDS = {
     "devices": ("vendor", "model", "mode", "reason", "partitions", "stranded_by"),
-    "allocations": ("namespace", "state", "queue", "priority_class", "held_for"),
+    "allocations": ("namespace", "state", "queue", "priority_class", "held_for", "origin"),
     "shares": (),
 }
 

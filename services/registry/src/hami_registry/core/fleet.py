@@ -125,6 +125,10 @@ class AllocationColumns(Struct, frozen=True, kw_only=True):
     """Word."""
     held_for: tuple[int, ...]
     """Word: purpose of a reservation that no bind has made or taken over yet."""
+    origin: tuple[int, ...]
+    """Word: ``claim`` for a ResourceClaim, whose name is then in ``pod``; ``hami`` for a pod that
+    was taken over from HAMi.
+    """
     reserved_s: tuple[int, ...]
     shares: tuple[int, ...]
     """Number of its shares, which follow those of the allocation before."""
@@ -190,6 +194,7 @@ class _AllocationRow(NamedTuple):
     queue: str
     priority_class: str
     held_for: str
+    origin: str
     reserved_s: int
     shares: int
 
@@ -204,7 +209,7 @@ class _ShareRow(NamedTuple):
 
 _WORDS: Final = {
     DeviceColumns: {"vendor", "model", "mode", "reason", "partitions", "stranded_by"},
-    AllocationColumns: {"namespace", "state", "queue", "priority_class", "held_for"},
+    AllocationColumns: {"namespace", "state", "queue", "priority_class", "held_for", "origin"},
     ShareColumns: set[str](),
 }
 
@@ -376,6 +381,7 @@ class Fleet:
                 queue=view.queue,
                 priority_class=view.priority_class,
                 held_for=view.held_for,
+                origin=view.origin,
                 reserved_s=int(view.reserved_s),
                 shares=len(shares),
             )
