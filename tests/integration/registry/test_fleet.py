@@ -14,6 +14,7 @@ import pytest
 from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.inventory import Heartbeat
 from hami_common.events.usage import DeviceUse, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime import httpd
@@ -301,6 +302,39 @@ async def test_foreign_use_is_shown_and_lowers_the_capacity(nats_server: NatsSer
         assert device(client)["stranded_by"] == "foreign"
         await site.use(200)
         await site.until_fleet(lambda c: device(c)["offer_mib"] == 400)
+
+
+async def test_capacity_is_exported_as_metrics(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "CAPACITY_S", 0.05)
+    labels = {"vendor": "nvidia", "model": "NVIDIA H200"}
+
+    def shown(name: str, **more: str) -> float:
+        return site.registry.sample(f"hami_registry_capacity_{name}", **labels, **more)
+
+    beat = Heartbeat(node="gpu-1", boot_id="1", seq=1, time_s=0.0, vendors=("nvidia",))
+    async with site_with(nats_server, foreign_margin_mib=0) as site:
+        await site.until_fleet(has_all)
+        await site.use(200 + 350)
+        with anyio.fail_after(8):
+            while shown("stranded_mib", cause="foreign") != 350:
+                await site.publisher.publish(subjects.heartbeat("gpu-1"), codec.encode(beat))
+                await anyio.sleep(0.05)
+        assert (shown("largest_share_mib"), shown("largest_share_core_pct")) == (1000, 100)
+        assert (shown("free_mib"), shown("foreign_mib")) == (1400, 350)
+        # Device a has 50 MiB left, so a quarter (250 MiB, 25 %) fits on b alone.
+        assert shown("shares_fitting", size="1/4") == 4
+        assert shown("stranded_mib", cause="silent") == 0
+        await send(site.publisher, report(seq=2))
+        with anyio.fail_after(8):
+            while (
+                site.registry.context.registry.get_sample_value(
+                    "hami_registry_capacity_free_mib", labels
+                )
+                is not None
+            ):
+                await anyio.sleep(0.05)
 
 
 TENANT, PODS_ONLY, ADMIN = "tenant", "pods-only", "admin"
