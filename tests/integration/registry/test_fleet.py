@@ -4,7 +4,7 @@
 import gzip
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from hami_common.bus import subjects
+from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat
@@ -190,7 +191,8 @@ async def test_events_after_a_snapshot_lead_to_the_next_one(nats_server: NatsSer
 async def test_unknown_position_is_answered_with_a_reset(nats_server: NatsServer) -> None:
     async with site_with(nats_server) as site:
         client = await site.until_fleet(has_all)
-        ahead = "-".join(str(int(part) + 1000) for part in client.id.split("-"))
+        *counts, bus_identity = client.id.split("-")
+        ahead = "-".join([*(str(int(part) + 1000) for part in counts), bus_identity])
         async with site.viewing(ahead) as content:
             event = await next_event(content)
             assert (event.name, event.id) == ("reset", "")
@@ -199,7 +201,7 @@ async def test_unknown_position_is_answered_with_a_reset(nats_server: NatsServer
         for query, text in (
             ("", "is missing"),
             ("?since=4", "'4' is not a position"),
-            ("?since=1-2-3-x", "is not a position"),
+            ("?since=1-2-3-4-x", "is not a position"),
         ):
             answer = await site.get(f"/v1/fleet/events{query}", 400)
             assert text in answer["error"]["message"]
@@ -216,6 +218,26 @@ async def test_lost_bus_resets_the_viewers(nats_server: NatsServer) -> None:
             with anyio.fail_after(20):
                 while (await next_event(content)).name != "reset":
                     pass
+
+
+async def test_position_of_a_lost_bus_is_not_taken_for_one_of_the_new(
+    nats_server: NatsServer,
+) -> None:
+    async with site_with(nats_server) as site:
+        old = await site.until_fleet(has_all)
+        await nats_server.stop()
+        await nats_server.wipe()
+        await nats_server.start()
+        with anyio.fail_after(20):
+            while "late" not in pods(new := FleetClient(await site.get("/v1/fleet"))):
+                with suppress(HamiError):
+                    for _ in range(4):  # more entries than the lost bus had
+                        await site.allocate("team-a", "late")
+                await anyio.sleep(0.1)
+        counts = [[int(part) for part in one.id.split("-")] for one in (old, new)]
+        assert counts[0][1] <= counts[1][1], "the old position would be a valid one by its number"
+        async with site.viewing(old.id) as content:
+            assert (await next_event(content)).name == "reset"
 
 
 async def test_snapshot_is_compressed_for_callers_that_accept_it(nats_server: NatsServer) -> None:
@@ -388,7 +410,7 @@ async def test_tenant_sees_its_own_allocations_and_the_amounts_of_others(
 @pytest.mark.parametrize("path", ["/v1/fleet", "/v1/fleet/events", "/v1/capacity"])
 async def test_caller_without_the_permission_is_refused(nats_server: NatsServer, path: str) -> None:
     async with site_with(nats_server, auth="kubernetes") as guarded:
-        since = "since=0-0-0-0" if path.endswith("events") else "namespace=team-a"
+        since = "since=0-0-0-0-0" if path.endswith("events") else "namespace=team-a"
         for token, query, status in (
             ("", "", 401),
             (TENANT, "", 403),

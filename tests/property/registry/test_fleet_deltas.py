@@ -244,13 +244,18 @@ def test_deltas_from_any_cut_equal_a_later_snapshot(data: st.DataObject) -> None
 
 def test_a_position_before_the_start_or_ahead_of_the_bus_is_not_known() -> None:
     replica = Replica()
+
+    def at(devices: int) -> Position:
+        return Position(devices, bus=replica.fleet.position.bus)
+
     one = NodeDevices(node="n", vendor="nvidia", boot_id="1", seq=1, time_s=0, config_generation=1)
     replica.read("devices", 5, one)
-    assert replica.fleet.since(Position(5)) is None
+    assert replica.fleet.since(at(5)) is None
     replica.start()
     replica.flush(0.0)
-    assert replica.fleet.since(Position(5)) == []
-    assert replica.fleet.since(Position(4)) is None
-    assert replica.fleet.since(Position(6)) is None
+    assert replica.fleet.since(at(5)) == []
+    assert replica.fleet.since(at(4)) is None
+    assert replica.fleet.since(at(6)) is None
+    assert replica.fleet.since(Position(5)) is None, "of another bus"
     replica.fleet.reset("devices")
-    assert replica.fleet.since(Position(5)) is None
+    assert replica.fleet.since(at(5)) is None

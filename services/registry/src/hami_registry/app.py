@@ -132,6 +132,7 @@ class _Parts:
             queue_size=settings.listener_queue_size,
             places=places,
             fleet=self.fleet,
+            identify=lambda name: NatsBucket(bus, name).identity(),
         )
         self.quarantined = Quarantined()
         self.api = Api(

@@ -12,6 +12,7 @@ in percent of one device, times in Unix seconds.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -41,6 +42,8 @@ class Position(NamedTuple):
     ledger: int = 0
     states: int = 0
     usage: int = 0
+    bus: int = 0
+    """Checksum of the identities of the buckets' streams: a bus that lost its data has others."""
 
     def __str__(self) -> str:
         """Return the text that ``parse`` reads."""
@@ -50,7 +53,7 @@ class Position(NamedTuple):
     def parse(cls, text: str) -> "Position":
         """Read a position; ``RequestInvalid`` when it is none."""
         parts = text.split("-")
-        if len(parts) != len(SOURCES) or not all(p.isascii() and p.isdigit() for p in parts):
+        if len(parts) != len(cls._fields) or not all(p.isascii() and p.isdigit() for p in parts):
             raise RequestInvalid(
                 field="since",
                 problem=f"{text[:80]!r} is not a position",
@@ -237,6 +240,7 @@ class Fleet:
         self._read = dict.fromkeys(SOURCES, 0)
         self._changed_at: dict[str, dict[str, int]] = {source: {} for source in SOURCES}
         """Newest revision that changed a node, by source and node."""
+        self._identities: dict[str, str] = {}
         self._floor: dict[str, int] = {}
         """Position from which on the changes of each source are known."""
         self._dirty: set[str] = set()
@@ -273,11 +277,13 @@ class Fleet:
             self._foreign[usage.node] = found
             self.seen("usage", revision, usage.node)
 
-    def complete(self, source: str) -> None:
+    def complete(self, source: str, identity: str = "") -> None:
         """Note that all stored entries of ``source`` were folded: from here on changes are known.
 
-        Compaction may have removed older entries, so that changes before are not.
+        Compaction may have removed older entries, so that changes before are not. ``identity``:
+        of the stream, which changes with its loss.
         """
+        self._identities[source] = identity
         self._floor[source] = self._read[source]
 
     def reset(self, source: str) -> None:
@@ -319,7 +325,7 @@ class Fleet:
 
         To be called when ``rebuild`` has left nothing: the blocks then are at the new position.
         """
-        self.position = Position(**self._read)
+        self.position = Position(**self._read, bus=self._bus())
         blocks = [self._blocks[node] for node in sorted(self._rebuilt)]
         silent = self.silent if self._is_silent_new else None
         self._rebuilt.clear()
@@ -331,11 +337,13 @@ class Fleet:
 
         ``None`` when that is not known, or when a snapshot is smaller: then it is to be loaded.
         """
-        known = dict(zip(SOURCES, position, strict=True))
-        if not self.is_complete or any(known[s] < self._floor[s] for s in SOURCES):
+        known = dict(zip(SOURCES, position, strict=False))
+        if not self.is_complete or position.bus != self._bus():
             return None
-        # A position ahead of ours: the bus lost its data, or this replica is behind. Replicas count
-        # usage differently, because only a changed amount counts.
+        if any(known[s] < self._floor[s] for s in SOURCES):
+            return None
+        # A position ahead of ours: this replica is behind. Replicas count usage differently,
+        # because only a changed amount counts.
         if any(known[s] > self._read[s] for s in BUCKETS):
             return None
         nodes = {
@@ -347,6 +355,9 @@ class Fleet:
         if len(nodes) > max(16, len(self._blocks) // 2):
             return None
         return [self._blocks[node] for node in sorted(nodes)]
+
+    def _bus(self) -> int:
+        return crc32(repr(sorted(self._identities.items())).encode())
 
     # --- one node -------------------------------------------------------------------------------
 

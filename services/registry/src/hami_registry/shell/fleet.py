@@ -150,9 +150,9 @@ class FleetFeed:
         """Note that an entry about ``node`` was folded into the projection."""
         self._fleet.seen(source, revision, node)
 
-    def complete(self, source: str) -> None:
-        """Note that all stored entries of ``source`` were folded."""
-        self._fleet.complete(source)
+    def complete(self, source: str, identity: str) -> None:
+        """Note that all stored entries of ``source`` were folded; ``identity``: of its stream."""
+        self._fleet.complete(source, identity)
 
     def reset(self, source: str) -> None:
         """Drop what is known of a source that the bus lost."""

@@ -7,7 +7,7 @@ A listener has a bounded queue; one that reads too slowly is notified and discon
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -70,15 +70,36 @@ class Views:
         queue_size: int,
         places: Places,
         fleet: FleetFeed,
+        identify: Callable[[str], Awaitable[str]],
     ) -> None:
-        """``places`` bounds the listeners, each of which has a queue of ``queue_size``."""
+        """``places`` bounds the listeners, each of which has a queue of ``queue_size``.
+
+        ``identify`` returns the identity of a bucket's stream.
+        """
         self.projection = projection
         self._fleet = fleet
-        self.devices = _Bucket(
-            "devices", self._take_devices, projection.reset_devices, fleet, "devices"
+        bucket = partial(_Bucket, fleet=fleet, identify=identify)
+        self.devices = bucket(
+            "devices",
+            self._take_devices,
+            projection.reset_devices,
+            source="devices",
+            name=subjects.DEVICES_BUCKET,
         )
-        self.ledger = _Bucket("record", self._take_record, projection.reset_ledger, fleet, "ledger")
-        self.states = _Bucket("state", self._take_state, projection.reset_states, fleet, "states")
+        self.ledger = bucket(
+            "record",
+            self._take_record,
+            projection.reset_ledger,
+            source="ledger",
+            name=subjects.ALLOC_BUCKET,
+        )
+        self.states = bucket(
+            "state",
+            self._take_state,
+            projection.reset_states,
+            source="states",
+            name=subjects.STATE_BUCKET,
+        )
         self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
@@ -227,12 +248,17 @@ class _Bucket:
         kind: str,
         take: Callable[[Entry], None],
         forget: Callable[[], None],
+        *,
         fleet: FleetFeed,
+        identify: Callable[[str], Awaitable[str]],
         source: str,
+        name: str,
     ) -> None:
         self.kind = kind
         self._fleet = fleet
+        self._identify = identify
         self._source = source
+        self._name = name
         self._take = take
         self._forget = forget
         self.sequence = 0
@@ -248,9 +274,9 @@ class _Bucket:
         self._forget()
         self._fleet.reset(self._source)
 
-    def synced(self) -> None:
+    async def synced(self) -> None:
+        self._fleet.complete(self._source, await self._identify(self._name))
         self.is_synced = True
-        self._fleet.complete(self._source)
 
 
 def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
