@@ -16,7 +16,16 @@ import msgspec
 from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, CarriedShare, StateRecord
 from hami_common.events.breach import BreachProcess, BreachRecord
-from hami_common.events.decision import AdmissionRecord, DecisionRecord, NodeScore, RefusalClass
+from hami_common.events.decision import (
+    AdmissionRecord,
+    Amounts,
+    DecisionRecord,
+    DeviceHolder,
+    NodeScore,
+    RefusalClass,
+    RefusedDevice,
+    RefusedNode,
+)
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.events.partition import PartitionRecord
 from hami_common.model.device import Device, DeviceFacts, Link, Profile
@@ -150,6 +159,16 @@ def _state(chance: random.Random, node: str) -> msgspec.Struct:
     )
 
 
+def _refused_device(chance: random.Random) -> RefusedDevice:
+    return RefusedDevice(
+        uuid="GPU-0",
+        code="CardInsufficientMemory",
+        wanted=Amounts(memory_mib=1000, slots=1),
+        free=Amounts(memory_mib=pick(chance, (-1, 0, 999))),
+        holders=(DeviceHolder(namespace=pick(chance, ("team", "other")), name="p", memory_mib=1),),
+    )
+
+
 def _decision(chance: random.Random, node: str) -> msgspec.Struct:
     return DecisionRecord(
         verb=pick(chance, ("filter", "bind", "preempt", "gang")),
@@ -161,6 +180,7 @@ def _decision(chance: random.Random, node: str) -> msgspec.Struct:
         snapshot_id="1.1",
         feasible=(NodeScore(node=node, score=1.0),),
         refusals=(RefusalClass(code="X", text="x", count=1, nodes=(node,)),),
+        closest=(RefusedNode(node=node, code="X", devices=(_refused_device(chance),)),),
         node=node,
         containers=_shares(chance, node),
     )

@@ -110,6 +110,11 @@ Duration = Annotated[float, Meta(ge=0, le=1e12)]
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Score of a node."""
 
+Strength = Annotated[float, Meta(ge=0, le=1e12)]
+"""Sum of strengths of links, of levels of a network, or of amounts."""
+Fraction = Annotated[float, Meta(ge=0, le=SCALING_MOST)]
+"""Part of a whole; above 1 where more is in use than there is."""
+
 # --- texts, in characters -------------------------------------------------------------------------
 
 Name = Annotated[str, Meta(max_length=NAME_MOST)]

@@ -7,14 +7,19 @@ this one function records every input of a scheduler (``hami_core.replay``). Det
 inputs in the same order give the same answers. Must not use I/O, clocks or Kubernetes objects.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 from hami_common.errors import InvariantBroken
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.decision import NodeScore
+from hami_common.model.request import PodRequest
 from hami_core.ledger import stimuli
 from hami_core.ledger.ledger import Hold, Ledger
 from hami_core.ledger.stimuli import Input
+from hami_core.placement.comparison import Comparison
+from hami_core.placement.details import Details
 from hami_core.placement.nodenames import NodeNames
 from hami_core.placement.verdicts import Filtered, Verdicts
 from hami_core.quota import documents as quota_memory
@@ -59,6 +64,26 @@ class Core:
     def governs(self, namespace: str, asker: Asker) -> bool:
         """Return whether any quota or queue limits pods of ``asker``; changes nothing."""
         return self._quota_verdicts.governs(namespace, asker)
+
+    def details(self, request: PodRequest, verdict: Filtered | Allowed) -> Details:
+        """Return the state of the nodes closest to taking the pod; changes nothing.
+
+        ``verdict``: the answer of the filter just made for it.
+        """
+        filtered = verdict.filtered if isinstance(verdict, Allowed) else verdict
+        return self._verdicts.details(request, filtered, self._records_of)
+
+    def _records_of(self, node: str) -> list[AllocationRecord]:
+        return [holding.record for holding in self.ledger.holdings_of_node(node)]
+
+    def comparison(
+        self, request: PodRequest, best: Sequence[NodeScore], *, near: Sequence[str] = ()
+    ) -> Comparison | None:
+        """Return the state of the first nodes, to compare them later; changes nothing.
+
+        ``best``: those of the prioritize just made for the pod, with the same ``near``.
+        """
+        return self._verdicts.comparison(request, best, near=near)
 
     def _filter(self, asked: stimuli.FilterAsked, names: NodeNames | None) -> Filtered:
         self._filtered = filtered = self._verdicts.filter(asked.request, _required(names))

@@ -13,6 +13,7 @@ from hami_common.events.inventory import DeviceFault
 from hami_common.pods import annotations
 from hami_common.runtime.httpd import Request
 from hami_core.replay.snapshot import Snapshot, load
+from hami_scheduler.shell import decisions, verdictreports
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 
@@ -314,6 +315,55 @@ async def test_decision_of_filter_names_classes_and_carries_the_pods_trace() -> 
     (message,) = (m for m in world.bus.published if ".decision." in m.subject)
     assert message.headers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
     assert message.headers["traceparent"] == TRACEPARENT
+
+
+async def test_refusal_is_recorded_device_by_device_once_in_a_while() -> None:
+    world = await world_with_nodes()
+    held = world.add_pod(builders.pod("held", mem_mib=3000))
+    pod = builders.pod("a", mem_mib=40_000)
+    async with world.scheduler() as s:
+        assert await s.bind(held, "small") == ""
+        for wait_s in (0, verdictreports.DETAILS_S - 1, 1):
+            await world.clock.advance(wait_s)
+            await s.filter(pod, ["small", "big"])
+        await s.scheduler.drain(limit_s=1)
+    records = world.decisions("filter")
+    assert [bool(one.closest) for one in records] == [True, False, True]
+    first, second = records[0].closest
+    assert (first.node, second.node) == ("big", "small")
+    (device,) = second.devices
+    assert (device.code, device.wanted.memory_mib) == ("CardInsufficientMemory", 40_000)
+    assert device.free.memory_mib == 5000
+    assert [(one.namespace, one.name, one.memory_mib) for one in device.holders] == [
+        ("default", "held", 3000)
+    ]
+
+
+async def test_details_that_do_not_fit_into_a_message_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decisions, "PAYLOAD_MOST", 500)
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        await s.filter(builders.pod("a", mem_mib=40_000), ["small", "big"])
+        await s.scheduler.drain(limit_s=1)
+    (record,) = world.decisions("filter")
+    assert (record.verdict, record.closest) == ("refused", ())
+
+
+async def test_prioritize_records_why_the_best_node_is_best() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        await s.prioritize(builders.pod("a", mem_mib=4000), ["small", "big"])
+        await s.scheduler.drain(limit_s=1)
+    (record,) = world.decisions("prioritize")
+    assert record.scores is not None
+    assert [one.node for one in record.scores.nodes] == ["small", "big"]
+    assert record.scores.decided_by == "fill"
+    assert record.scores.nodes[0].memory == 0.5
+    assert [one.uuid for one in record.scores.devices] == [
+        builders.devices("small").devices[0].uuid
+    ]
 
 
 async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:

@@ -241,8 +241,8 @@ def _choose_linked(
     """
     lead, rest = orders
     if step.request.count == 1:
-        links_of = _links_of(view, passing, uneven)
-        return choose_first(view, step, passing, [*lead, links_of, *rest])
+        strength = _links_of(view, passing, uneven)
+        return choose_first(view, step, passing, [*lead, strength, *rest])
     order = [*lead, *rest]
     chosen = choose_first(view, step, passing & ~uneven, order)
     links = view.ids(view.block.links)
@@ -266,6 +266,11 @@ def _choose_linked(
         ]
         chosen[:, node] = max(found, key=lambda one: one[0])[1]
     return chosen
+
+
+def links_of(view: View, step: Step, passing: Bools) -> Floats:
+    """Return the strength of each device's links to the passing ones; 0 where all are equal."""
+    return _links_of(view, passing, uneven_nodes(view, step.request.vendor))
 
 
 def _links_of(view: View, passing: Bools, uneven: Bools) -> Floats:

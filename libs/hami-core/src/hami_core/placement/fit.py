@@ -381,11 +381,23 @@ def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:
     accepted = np.full((block.width, block.count), not selector.allow_uuids)
     for uuids, accepts in ((selector.allow_uuids, True), (selector.deny_uuids, False)):
         for uuid in uuids:
-            for node in view.table.nodes_with(uuid):
-                place = view.table.place(node)
-                if place is not None and place.block is block:
-                    accepted[place.rows[uuid], place.column] = accepts
+            for at in _cells_of(view, uuid):
+                accepted[at] = accepts
     return accepted
+
+
+def _cells_of(view: View, uuid: str) -> Iterator[tuple[int, int]]:
+    """Yield the (row, column) of devices with this UUID in the block."""
+    block = view.block
+    if block.is_copy:
+        for column, uuids in enumerate(block.uuids):
+            if uuid in uuids:
+                yield uuids.index(uuid), column
+        return
+    for node in view.table.nodes_with(uuid):
+        place = view.table.place(node)
+        if place is not None and place.block is block:
+            yield place.rows[uuid], place.column
 
 
 def devices_of(view: View, vendor: str) -> Bools:

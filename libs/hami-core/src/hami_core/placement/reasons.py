@@ -207,6 +207,19 @@ class Measure(NamedTuple):
     """Place in the vendor's modes, from 1, of one whose naming would lift the refusal; 0: none."""
 
 
+class ClosestNode(NamedTuple):
+    """A refused node that is close to taking the pod."""
+
+    node: str
+    code: RefusalCode
+    reason: Reason
+
+    @property
+    def step(self) -> int:
+        """Step of the plan that fails there."""
+        return self.reason.step
+
+
 class Lack(NamedTuple):
     """Amount of which a device has too little for one more partition."""
 
@@ -389,7 +402,7 @@ def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
 
 def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
     """Return the same causes, evaluated device by device."""
-    step, scene = plan.steps[number], _scene_before(view, plan, number)
+    step, scene = plan.steps[number], scene_before(view, plan, number)
     stages = reached(scene, step)
     fitting = count_of(stages == Stage.FITS)
     stage = np.where(stages == Stage.FITS, np.int8(-1), stages).max(axis=0)
@@ -556,6 +569,31 @@ class Refusals:
             )
         return tuple(found)
 
+    def closest(self, count: int) -> list[ClosestNode]:
+        """Return up to ``count`` nodes that are closest to taking the pod, the closest first.
+
+        First nodes whose refusal may end when pods end, then those where later steps of the pod
+        fail, those where some devices fit, those whose best device meets more constraints, those
+        that lack the least amount, and then by name. Nodes with too few devices come last.
+        """
+        found: list[ClosestNode] = []
+        for reason in sorted(self._found, key=_distance):
+            parts, left = self._found[reason], count - len(found)
+            if left <= 0:
+                break
+            places = _joined([part.places for part in parts])
+            missing = np.concatenate([part.missing() for part in parts])
+            if len(places) > left:
+                most = np.partition(missing, left - 1)[left - 1]
+                less, equal = places[missing < most], places[missing == most]
+                equal = self._named.first(equal, left - len(less))
+                places = np.concatenate([less, equal])
+                missing = np.concatenate([missing[missing < most], np.full(len(equal), most)])
+            named = zip(missing.tolist(), self._named.several(places), strict=True)
+            code = _code(reason)
+            found += [ClosestNode(name, code, reason) for _, name in sorted(named)]
+        return found
+
     def _refusal(self, reason: Reason) -> NodeRefusal:
         """Return the text of a class."""
         cached = self._refusal_by_reason.get(reason)
@@ -578,6 +616,23 @@ class Refusals:
             if (part.places == at).any()
         )
         return _measure(found, column, self._named.name(at))
+
+
+def _distance(reason: Reason) -> tuple[bool, bool, bool, int, bool, int]:
+    """Return a key that orders classes as ``Refusals.closest`` does."""
+    return (
+        reason.kind == NO_DEVICES,
+        reason.kind == TOO_FEW,
+        _code(reason) not in RESOLVABLE,
+        -reason.step,
+        reason.kind != SOME_FIT,
+        -reason.stage,
+    )
+
+
+def is_placed(reason: Reason) -> bool:
+    """Return whether the node has enough devices, so that the steps before could be placed."""
+    return reason.kind in (NONE_FIT, SOME_FIT)
 
 
 class _Found(NamedTuple):
@@ -629,7 +684,7 @@ def _distinct(line: Shorts | Ints) -> list[int]:
     return (np.flatnonzero(np.bincount(line - least)) + least).tolist()
 
 
-def _scene_before(view: View, plan: Plan, number: int) -> Scene:
+def scene_before(view: View, plan: Plan, number: int) -> Scene:
     """Return the scene before step ``number``; earlier containers are placed as first tried."""
     walk = Walk(view, plan, attempts(plan)[0].keys)
     everywhere = np.ones(view.count, np.bool_)

@@ -86,10 +86,37 @@ def score(view: View, plan: Plan, fits: Bools) -> Floats:
         return np.zeros(view.count)
     total = np.zeros(view.count)
     for term in terms:
-        ceiling = np.maximum(term.totals[term.capacity], 1)
-        total += np.minimum((term.totals[term.used] + term.booked) / ceiling, 1.0)
+        total += _filled(term)
     fill = HIGHEST * (total / len(terms))
     return np.where(fits, fill if plan.policy.node == "binpack" else HIGHEST - fill, 0.0)
+
+
+class Filling(NamedTuple):
+    """Fractions of each node's capacity that would be in use: the parts of ``fill``.
+
+    Each is the mean over the requested vendors; 0 for a resource that is not requested.
+    """
+
+    slot: Floats
+    core: Floats
+    memory: Floats
+
+
+def filling(view: View, plan: Plan) -> Filling:
+    """Return the parts of ``fill`` for each node of the view."""
+    by_capacity: dict[int, list[Floats]] = {}
+    for term in _terms(view, plan):
+        by_capacity.setdefault(term.capacity, []).append(_filled(term))
+    none = np.zeros(view.count)
+    means = {key: sum(parts, none) / len(parts) for key, parts in by_capacity.items()}
+    return Filling(*(means.get(key, none) for key in (SLOTS, CORE, MIB)))
+
+
+def _filled(term: _Term) -> Floats:
+    """Return the fraction of each node's capacity that would be in use."""
+    ceiling = np.maximum(term.totals[term.capacity], 1)
+    filled: Floats = np.minimum((term.totals[term.used] + term.booked) / ceiling, 1.0)
+    return filled
 
 
 class _Filled:

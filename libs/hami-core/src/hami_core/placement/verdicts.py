@@ -14,12 +14,19 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hami_common.events.decision import RefusalClass
+from hami_common.events.decision import (
+    NODES_COMPARED,
+    NODES_DETAILED,
+    NodeScore,
+    RefusalClass,
+)
 from hami_common.model.request import PodRequest
+from hami_core.placement.comparison import Comparison, Ranked, compare
+from hami_core.placement.details import Details, RecordsOf, look
 from hami_core.placement.fit import NO_PLAN, Plan, View, compile_request
 from hami_core.placement.nodenames import ABSENT, Found, NameIndex, NodeNames
 from hami_core.placement.placing import place
-from hami_core.placement.reasons import Causes, NodeRefusal, Refusals, causes
+from hami_core.placement.reasons import Causes, ClosestNode, NodeRefusal, Refusals, causes
 from hami_core.placement.score import (
     exceeds,
     excess_of,
@@ -206,6 +213,10 @@ class Filtered:
             self._classes = self._refusals.classes()
         return self._classes
 
+    def closest(self, count: int) -> list[ClosestNode]:
+        """Return the refused nodes that are closest to taking the pod, see ``Refusals.closest``."""
+        return self._refusals.closest(count)
+
 
 class Scored:
     """Answer of prioritize."""
@@ -315,6 +326,34 @@ class Verdicts:
         order |= located.scattered()
         worse = len(order) - count
         return located.names.at(np.sort(np.argpartition(order, worse)[worse:]))
+
+    def details(self, request: PodRequest, filtered: Filtered, records_of: RecordsOf) -> Details:
+        """Return the state of the nodes that are closest to taking the pod, of a filter just made.
+
+        ``records_of``: the ledger's records, to name the holders.
+        """
+        closest = filtered.closest(NODES_DETAILED)
+        return look(self._table, request, self._compiled(request), closest, records_of)
+
+    def comparison(
+        self, request: PodRequest, best: Sequence[NodeScore], *, near: Sequence[str] = ()
+    ) -> Comparison | None:
+        """Return the state of the first nodes of a prioritize just made, the best first."""
+        plan = self._compiled(request)
+        best = [one for one in best[:NODES_COMPARED] if one.score > 0]
+        located = self._locate([one.node for one in best])
+        beyond = self._excess(plan, located)
+        shared = self._shared(located, near)[0] if near else None
+        ranked = [
+            Ranked(
+                node=one.node,
+                score=one.score,
+                shared=0.0 if shared is None else float(shared[number]),
+                excess=0.0 if beyond is None else float(beyond[number]),
+            )
+            for number, one in enumerate(best)
+        ]
+        return compare(self._table, request, plan, ranked)
 
     def _compiled(self, request: PodRequest) -> Plan:
         """Return the plan of a pod; a filter's pod is mostly the next prioritize's."""

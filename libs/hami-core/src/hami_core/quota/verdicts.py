@@ -49,7 +49,8 @@ class Allowed:
         self.left = left
         """Nodes that remain, in the order in which they were named."""
         self.refused = refused
-        self._filtered = filtered
+        self.filtered = filtered
+        """Answer of filter, before quotas."""
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
         """Return the refused nodes by text, as places in the order in which they were named.
@@ -58,12 +59,12 @@ class Allowed:
         nodes of the others share one.
         """
         if not self.refused:
-            return self._filtered.groups()
+            return self.filtered.groups()
         shown: list[tuple[NodeRefusal, Columns]] = []
         rest: list[Columns] = []
         left = TOLD_BYTES
         quotas = sorted(self.refused, key=lambda group: (-len(group[1]), group[0].text))
-        for refusal, places in (*quotas, *self._filtered.groups()):
+        for refusal, places in (*quotas, *self.filtered.groups()):
             left -= len(refusal.text.encode())
             if left >= 0 and refusal.code != "OtherReasons":
                 shown.append((refusal, places))
@@ -71,13 +72,13 @@ class Allowed:
                 left = -1  # the remaining groups have fewer nodes
                 rest.append(places)
         if rest:
-            hidden = len(self._filtered.classes()) + len(self.refused) - len(shown)
+            hidden = len(self.filtered.classes()) + len(self.refused) - len(shown)
             shown.append((other_reasons(hidden), np.concatenate(rest)))
         return shown
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """Return the refused nodes by class, for the recorded decision."""
-        return (*self._filtered.classes(), *map(self._class, self.refused))
+        return (*self.filtered.classes(), *map(self._class, self.refused))
 
     def _class(self, refused: tuple[NodeRefusal, Columns]) -> RefusalClass:
         refusal, places = refused

@@ -207,8 +207,8 @@ class Block:
     Memory, compute and slots as one number, ordered as they are listed.
     """
 
-    def __init__(self, width: int) -> None:
-        """Create an empty block for nodes with at most ``width`` devices."""
+    def __init__(self, width: int, *, room: int = 16) -> None:
+        """Create an empty block for ``room`` nodes with at most ``width`` devices; it grows."""
         self.width = width
         self.count = 0
         self.names: list[str] = []
@@ -223,6 +223,8 @@ class Block:
         """By vendor: sums over its known devices, one row per constant above."""
         self.inventory_version = 0
         """Grows when anything except usage changes."""
+        self.is_copy = False
+        """True for a copy: places in the table are of the original."""
         self._room = 0
         self._derived: dict[Hashable, object] = {}
         self._derived_version = 0
@@ -230,7 +232,20 @@ class Block:
         """The least recently used first."""
         self._changes: list[int] = []
         self._changes_before = 0
-        self._grow(16)
+        self._grow(room)
+
+    def copy_of(self, columns: Columns) -> "Block":
+        """Return a block of copies of some columns, for later evaluation; it is never written."""
+        copy = Block(self.width, room=0)
+        copy.count, copy.is_copy = len(columns), True
+        copy.names = [self.names[column] for column in columns]
+        copy.uuids = [self.uuids[column] for column in columns]
+        copy.links, copy.domains = self.links.take(columns), self.domains.take(columns)
+        copy.totals = {vendor: some.take(columns, axis=1) for vendor, some in self.totals.items()}
+        for name in _MATRICES:
+            setattr(copy, name, getattr(self, name).take(columns, axis=1))
+        copy.spent = self.spent.take(columns, axis=2)
+        return copy
 
     @property
     def version(self) -> int:

@@ -5,7 +5,8 @@ One message describes one attempt to place a pod. A filter that found nodes, and
 after it, wait ``hold_s`` for the bind that they lead to and are sent with it
 (``DecisionRecord.before``); without one they are sent alone. All others are sent at once. Decisions
 go to the event stream through a bounded queue. One that finds it full, or that the bus refuses, is
-dropped and counted: it only explains. Seconds throughout.
+dropped and counted: it only explains. Details are evaluated here too; a message that would exceed
+the bus's limit is sent without them. Seconds throughout.
 """
 
 from collections import OrderedDict
@@ -16,33 +17,71 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.bus import subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
 from hami_common.ports import BatchPublisher, Clock, Outgoing
 from hami_common.runtime.quarantine import Quarantine
+from hami_core.placement.comparison import Comparison
+from hami_core.placement.details import Details
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import DECISION
 
 HELD_MOST = 4096
 """Attempts that wait for their bind; beyond, the oldest is sent without it."""
+PAYLOAD_MOST = grants.MESSAGE_MAX_BYTES - grants.HEADER_BYTES
+"""Bytes of the largest message."""
 _LEADING = ("filter", "prioritize")
 
 
-class Decision(Struct, frozen=True, kw_only=True):
-    """One record that is being sent."""
+class Noted(Struct, frozen=True, kw_only=True):
+    """A decision, with the state from which its details are made when it is sent."""
 
     record: DecisionRecord
+    details: Details | None = None
+    """See ``DecisionRecord.closest``."""
+    comparison: Comparison | None = None
+    """See ``DecisionRecord.scores``."""
+
+    def detailed(self) -> DecisionRecord:
+        """Return the record with its details."""
+        record = self.record
+        if self.details is not None:
+            record = replace(record, closest=self.details.nodes())
+        if self.comparison is not None:
+            record = replace(record, scores=self.comparison.made())
+        return record
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """One message that is being sent."""
+
+    noted: Noted
+    before: tuple[Noted, ...] = ()
+    """Decisions of the same attempt that led to it, oldest first."""
     traceparent: str = ""
+
+    @property
+    def record(self) -> DecisionRecord:
+        """Return the last decision, which names the pod."""
+        return self.noted.record
+
+    def encoded(self) -> bytes:
+        """Return the message's content."""
+        before = tuple(one.detailed() for one in self.before)
+        data = codec.encode(replace(self.noted.detailed(), before=before))
+        if len(data) <= PAYLOAD_MOST:
+            return data
+        return codec.encode(replace(self.record, before=tuple(one.record for one in self.before)))
 
 
 class _Attempt(Struct, kw_only=True):
     """Decisions about a pod whose bind is still pending."""
 
     until_s: float
-    records: tuple[DecisionRecord, ...]
+    noted: tuple[Noted, ...]
     traceparent: str
 
 
@@ -75,36 +114,41 @@ class Decisions:
         """By pod, the oldest first."""
         self._wake = anyio.Event()
 
-    def add(self, record: DecisionRecord, *, traceparent: str = "") -> None:
-        """Queue the decision for publication."""
+    def add(
+        self,
+        record: DecisionRecord,
+        *,
+        details: Details | None = None,
+        comparison: Comparison | None = None,
+        traceparent: str = "",
+    ) -> None:
+        """Queue the decision for publication, with the state of its details."""
+        noted = Noted(record=record, details=details, comparison=comparison)
         attempt = self._attempts.pop(record.pod_uid, None)
-        before = () if attempt is None else attempt.records
-        if attempt is not None and not _continues(before[-1], record):
+        before = () if attempt is None else attempt.noted
+        if attempt is not None and not _continues(before[-1].record, record):
             self._send(attempt)
             before = ()
         if record.verb in _LEADING and record.verdict == "feasible" and record.nodes_feasible:
-            self._hold(record, before, traceparent)
+            self._hold((*before, noted), traceparent)
             return
-        if before:
-            record = replace(record, before=before)
-        self._backlog.add(Decision(record=record, traceparent=traceparent))
+        self._backlog.add(Decision(noted=noted, before=before, traceparent=traceparent))
 
-    def _hold(
-        self, record: DecisionRecord, before: tuple[DecisionRecord, ...], traceparent: str
-    ) -> None:
+    def _hold(self, noted: tuple[Noted, ...], traceparent: str) -> None:
         if len(self._attempts) >= HELD_MOST:
             self._send(self._attempts.popitem(last=False)[1])
-        self._attempts[record.pod_uid] = _Attempt(
+        self._attempts[noted[-1].record.pod_uid] = _Attempt(
             until_s=self._clock.monotonic_s() + self._hold_s,
-            records=(*before, record),
+            noted=noted,
             traceparent=traceparent,
         )
         self._wake.set()
 
     def _send(self, attempt: _Attempt) -> None:
-        *before, last = attempt.records
-        record = replace(last, before=tuple(before)) if before else last
-        self._backlog.add(Decision(record=record, traceparent=attempt.traceparent))
+        *before, last = attempt.noted
+        self._backlog.add(
+            Decision(noted=last, before=tuple(before), traceparent=attempt.traceparent)
+        )
 
     def flush(self) -> None:
         """Stop waiting for binds: send all waiting decisions."""
@@ -155,7 +199,7 @@ class Decisions:
             return None  # no such pod can exist; the call that named it was refused
         return Outgoing(
             subject=subject,
-            data=codec.encode(record),
+            data=decision.encoded(),
             headers=codec.event_headers(
                 event_id=event_id,
                 event_type=f"io.hami.decision.{record.verb}.v1",

@@ -185,6 +185,7 @@ class Extender:
                 refusals=classes,
             ),
             begin,
+            look=None if len(filtered.left) else partial(self._core.details, request, filtered),
         )
         if len(named):
             return wire.encode_filter(candidates, named)
@@ -288,15 +289,17 @@ class Extender:
             return wire.encode_priorities(names, names.nothing())
         near = tuple(self._state.pods.nodes_of_group(group_of(pod)))
         scored = self._core.answer(PrioritizeAsked(request=request, near=near), names)
+        best = best_of(scored)
         self._reports.decided(
             replace(
                 self._reports.record("prioritize", *_names(pod)),
                 verdict="feasible",
                 nodes_considered=len(names),
                 nodes_feasible=len(names),
-                feasible=best_of(scored),
+                feasible=best,
             ),
             begin,
+            comparison=self._core.comparison(request, best, near=near),
         )
         return wire.encode_priorities(names, scored.priorities(highest=wire.MAX_PRIORITY))
 

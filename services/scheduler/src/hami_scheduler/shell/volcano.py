@@ -143,7 +143,7 @@ class VolcanoExtender:
             return None
         names = NodeNames.of(self._nodes_with(node))
         verdict = self._judge(pod, pod.request, names)
-        self._report(pod, verdict, len(names), begin)
+        self._report(pod, pod.request, verdict, len(names), begin)
         if node in verdict.left.strings():
             return None
         place = names.strings().index(node)
@@ -165,7 +165,14 @@ class VolcanoExtender:
         codes = self._state.table.codes
         return [*codes] if node in codes else [*codes, node]
 
-    def _report(self, pod: PodFacts, verdict: Verdict, considered: int, begin: float) -> None:
+    def _report(
+        self,
+        pod: PodFacts,
+        request: PodRequest,
+        verdict: Verdict,
+        considered: int,
+        begin: float,
+    ) -> None:
         """Report a verdict once, not for each node of which Volcano asks."""
         classes, left = verdict.classes(), len(verdict.left)
         counted = [(one.code, one.text, one.count) for one in classes]
@@ -180,6 +187,7 @@ class VolcanoExtender:
                     refusals=classes,
                 ),
                 begin,
+                look=None if left else partial(self._core.details, request, verdict),
             )
 
     async def _prioritize(self, body: bytes, begin: float) -> bytes:
@@ -217,6 +225,7 @@ class VolcanoExtender:
                     feasible=best,
                 ),
                 begin,
+                comparison=self._core.comparison(request, best, near=near),
             )
         return {
             node: score + HELD_SCORE * self._binder.holds.has_share(pod, node)
