@@ -50,6 +50,10 @@ async def answer(request: httpd.Request) -> httpd.Response:
     return httpd.json_response({"at": request.path})
 
 
+async def breadth(request: httpd.Request) -> httpd.Response:
+    return httpd.json_response({"sees_everything": await request.sees_everything()})
+
+
 async def stream(request: httpd.Request) -> httpd.StreamedResponse:
     del request
 
@@ -65,6 +69,7 @@ RULES: dict[gate.Route, gate.Rule] = {
     ("GET", "/v1/nodes"): gate.nodes,
     ("GET", "/v1/pods"): gate.pods,
     ("GET", "/v1/pods/{namespace}"): gate.pods,
+    ("GET", "/v1/breadth/{namespace}"): gate.pods,
     ("POST", "/v1/resize"): gate.resizes_pod,
     ("GET", "/v1/watch"): gate.pods,
 }
@@ -72,6 +77,7 @@ PATHS: dict[gate.Route, httpd.Handler] = {
     **{route: answer for route in RULES if route[1] != "/v1/watch"},
     ("GET", "/v1/watch"): stream,
     ("GET", "/v1/unruled"): answer,
+    ("GET", "/v1/breadth/{namespace}"): breadth,
 }
 
 
@@ -89,6 +95,11 @@ class Caller:
         async with self._session.request(method, url, headers=headers, data=data) as told:
             await told.read()
             return told.status
+
+    async def json(self, path: str, token: str) -> object:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self._session.get(self.base + path, headers=headers) as told:
+            return await told.json()
 
     @asynccontextmanager
     async def watching(self, path: str, token: str) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -109,6 +120,11 @@ async def caller() -> AsyncIterator[Caller]:
         port = await group.start(httpd.serve, app, "127.0.0.1", 0, None, 0.1)
         yield Caller(session, f"http://127.0.0.1:{port}", cluster)
         group.cancel_scope.cancel()
+
+
+async def test_handler_learns_whether_the_caller_may_read_everything(caller: Caller) -> None:
+    assert await caller.json("/v1/breadth/team-a", TENANT) == {"sees_everything": False}
+    assert await caller.json("/v1/breadth/team-a", ADMIN) == {"sees_everything": True}
 
 
 async def test_tenant_reads_its_own_namespaces_alone(caller: Caller) -> None:

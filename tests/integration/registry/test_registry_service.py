@@ -19,7 +19,13 @@ from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_common.events.decision import DecisionRecord
+from hami_common.events.decision import (
+    Amounts,
+    DecisionRecord,
+    DeviceHolder,
+    RefusedDevice,
+    RefusedNode,
+)
 from hami_common.events.inventory import Heartbeat
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods import annotations as keys
@@ -417,6 +423,51 @@ async def test_watch_delivers_changes_and_ends_with_the_service(nats_server: Nat
         registry.context.stop()
         with anyio.fail_after(3):
             assert b"event: end" in await response.content.read()
+
+
+async def test_details_of_a_refusal_reach_operators_whole_and_tenants_narrowed(
+    nats_server: NatsServer,
+) -> None:
+    other = DeviceHolder(namespace="team-b", name="secret", memory_mib=300)
+    device = RefusedDevice(
+        uuid="GPU-0",
+        code="CardInsufficientMemory",
+        wanted=Amounts(memory_mib=900, slots=1),
+        free=Amounts(memory_mib=700, slots=3),
+        holders=(other,),
+    )
+    decision = DecisionRecord(
+        verb="filter",
+        namespace="team-a",
+        pod="train-0",
+        pod_uid="uid-1",
+        time_s=1.0,
+        verdict="refused",
+        snapshot_id="1.1",
+        nodes_considered=1,
+        closest=(RefusedNode(node="gpu-1", code="CardInsufficientMemory", devices=(device,)),),
+    )
+    subject = subjects.decision_event("team-a", "train-0")
+    async with (
+        site_on(nats_server) as site,
+        run_registry(nats_server.url) as registry,
+        aiohttp.ClientSession() as http,
+        http.get(f"{registry.url}/v1/watch?kind=decision") as all_namespaces,
+        http.get(f"{registry.url}/v1/watch?kind=decision&namespace=team-a") as one_namespace,
+    ):
+        for response in (all_namespaces, one_namespace):
+            assert await response.content.readuntil(b"\n\n") == b": listening\n\n"
+        await site.publisher.publish_stored(subject, codec.encode(decision))
+        with anyio.fail_after(5):
+            whole = await all_namespaces.content.readuntil(b"\n\n")
+            narrowed = await one_namespace.content.readuntil(b"\n\n")
+            explained: Any = await get(registry, "/v1/explain/team-a/train-0")
+    assert b'"name":"secret"' in whole
+    assert b"secret" not in narrowed
+    assert b"team-b" not in narrowed
+    assert b'"memory_mib":300' in narrowed
+    (known,) = explained["decisions"]
+    assert msgspec.convert(known, DecisionRecord) == decision
 
 
 async def test_listener_that_does_not_read_is_let_go(nats_server: NatsServer) -> None:

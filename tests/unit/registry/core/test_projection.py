@@ -5,10 +5,11 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_common.events.decision import DecisionRecord
+from hami_common.events.decision import DecisionRecord, RefusedNode
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
+from hami_registry.core import projection as projections
 from hami_registry.core.projection import DECISIONS_PER_POD, Projection
 
 SHARES = (
@@ -210,3 +211,39 @@ def test_holdings_list_pods_and_amounts_per_device() -> None:
     assert held.pods == ("ns/p", "ns/q")
     projection.record_seen("n.u", 3, record("release"))
     assert projection.holdings()["GPU-a"].pods == ("ns/q",)
+
+
+def detailed(pod: str = "p", time_s: float = 0.0) -> DecisionRecord:
+    closest = (RefusedNode(node="n", code="CardInsufficientMemory"),)
+    return replace(decision(pod, time_s=time_s), closest=closest)
+
+
+def times_with_details(projection: Projection, pod: str = "p") -> list[tuple[float, bool]]:
+    view = projection.explain("ns", pod)
+    return [] if view is None else [(one.time_s, bool(one.closest)) for one in view.decisions]
+
+
+def test_newest_details_are_kept_beyond_later_decisions() -> None:
+    projection = Projection(liveness_s=15)
+    for time_s in (1.0, 2.0):
+        projection.decision_seen(detailed(time_s=time_s))
+    projection.decision_seen(decision(time_s=3.0))
+    assert times_with_details(projection) == [(3.0, False), (2.0, True), (1.0, False)]
+    projection.decision_seen(detailed(time_s=2.0))  # delivered again
+    assert times_with_details(projection) == [(3.0, False), (2.0, True), (1.0, False)]
+    for number in range(DECISIONS_PER_POD):
+        projection.decision_seen(decision(time_s=4.0 + number))
+    assert times_with_details(projection)[-1] == (2.0, True)
+
+
+def test_details_are_kept_of_a_bounded_number_of_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projections, "PODS_DETAILED", 2)
+    projection = Projection(liveness_s=15)
+    for pod in ("a", "b", "a", "c"):
+        projection.decision_seen(detailed(pod))
+    found = {pod: times_with_details(projection, pod) for pod in ("a", "b", "c")}
+    assert found == {"a": [(0.0, True)], "b": [(0.0, False)], "c": [(0.0, True)]}
+    monkeypatch.setattr(projections, "PODS_REMEMBERED", 1)
+    projection.decision_seen(detailed("d"))
+    assert times_with_details(projection, "a") == []
+    assert times_with_details(projection, "d") == [(0.0, True)]

@@ -11,6 +11,7 @@ is rejected.
 import ipaddress
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -94,7 +95,9 @@ def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
     async def guarded(request: Request) -> Response | StreamedResponse:
         token = _token(request)
         needed = rule(request)
-        request.caller = _counted_as(await _judge(auth, token, needed))
+        caller = await _judge(auth, token, needed)
+        request.caller = _counted_as(caller)
+        request.sees_everything = partial(_may, auth, caller, everything(request))
         outcome = await handler(request)
         if isinstance(outcome, Response):
             return outcome
@@ -117,6 +120,13 @@ async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> Caller
         if not await auth.may(caller, access):
             raise Denied(peer="the cluster", detail=_refusal(caller, access), status=403)
     return caller
+
+
+async def _may(auth: KubeAuth, caller: Caller, needed: Sequence[Access]) -> bool:
+    for access in needed:
+        if not await auth.may(caller, access):
+            return False
+    return True
 
 
 def _counted_as(caller: Caller) -> str:

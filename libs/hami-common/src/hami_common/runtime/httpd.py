@@ -54,6 +54,10 @@ CODES: tuple[tuple[type[HamiError], int, str], ...] = (
 """Status and stable code of each error; the first match counts."""
 
 
+async def _everybody() -> bool:
+    return True
+
+
 class Request:
     """One request with its whole body."""
 
@@ -67,6 +71,7 @@ class Request:
         "peer_certificate",
         "query",
         "remote",
+        "sees_everything",
     )
 
     def __init__(
@@ -95,6 +100,10 @@ class Request:
         """Address of the caller, without port; empty where the transport has none."""
         self.caller = remote
         """Key for limits per caller: behind a gate the user, else the peer's address."""
+        self.sees_everything: Callable[[], Awaitable[bool]] = _everybody
+        """Returns whether the caller may read the nodes and the pods of all namespaces; without a
+        gate every caller may.
+        """
 
 
 class Response(Struct, frozen=True, kw_only=True):

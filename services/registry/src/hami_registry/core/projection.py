@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.events.allocation import (
     AllocationRecord,
@@ -26,6 +27,8 @@ from hami_registry.core.stranded import Holding
 
 DECISIONS_PER_POD = 8
 PODS_REMEMBERED = 20_000
+PODS_DETAILED = 1000
+"""Pods of which the newest details of devices are kept, up to ``DETAIL_BYTES_MOST`` each."""
 
 
 class DeviceView(Struct, frozen=True, kw_only=True):
@@ -106,7 +109,14 @@ class ExplainView(Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     decisions: tuple[DecisionRecord, ...]
+    """One refusal has details of devices, the newest recorded with them: of up to
+    ``PODS_DETAILED`` pods.
+    """
     allocations: tuple[AllocationView, ...]
+
+    def for_namespace(self) -> "ExplainView":
+        """Return it for readers of this namespace only, see ``DecisionRecord.for_namespace``."""
+        return replace(self, decisions=tuple(one.for_namespace() for one in self.decisions))
 
 
 class _Allocation(Struct, kw_only=True):
@@ -129,6 +139,9 @@ class Projection:
         """Keys of the allocations that are not released, by node."""
         self._heartbeats: dict[str, dict[str, float]] = {}
         self._decisions: OrderedDict[tuple[str, str], deque[DecisionRecord]] = OrderedDict()
+        """Without details of devices."""
+        self._detailed: OrderedDict[tuple[str, str], DecisionRecord] = OrderedDict()
+        """Newest decision with details of devices, that of the oldest first."""
 
     def devices_seen(self, devices: NodeDevices) -> None:
         """Fold canonical devices of one vendor on one node."""
@@ -164,11 +177,18 @@ class Projection:
         key = (decision.namespace, decision.pod)
         kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
         for one in decision.unfolded():
-            if one not in kept:
-                kept.appendleft(one)
+            plain = _plain(one)
+            if plain not in kept:
+                kept.appendleft(plain)
+            if one.closest:
+                self._detailed[key] = one
+                self._detailed.move_to_end(key)
         self._decisions[key] = kept
         while len(self._decisions) > PODS_REMEMBERED:
-            self._decisions.popitem(last=False)
+            oldest, _ = self._decisions.popitem(last=False)
+            self._detailed.pop(oldest, None)
+        while len(self._detailed) > PODS_DETAILED:
+            self._detailed.popitem(last=False)
 
     def reset_ledger(self) -> None:
         """Drop the ledger's records after the bus lost them; they will be delivered again."""
@@ -323,9 +343,20 @@ class Projection:
             problem="; ".join(p.problem for p in published if p.problem),
         )
 
+    def _explained(self, key: tuple[str, str]) -> tuple[DecisionRecord, ...]:
+        """Return the decisions about a pod with the newest details, newest first."""
+        decisions = list(self._decisions.get(key, ()))
+        detailed = self._detailed.get(key)
+        if detailed is None:
+            return tuple(decisions)
+        plain = _plain(detailed)
+        if plain not in decisions:
+            return (*decisions, detailed)
+        return tuple(detailed if one == plain else one for one in decisions)
+
     def explain(self, namespace: str, pod: str) -> ExplainView | None:
         """Return the known facts about one pod, ``None`` without any."""
-        decisions = tuple(self._decisions.get((namespace, pod), ()))
+        decisions = self._explained((namespace, pod))
         allocations = tuple(
             view for view in self.allocations(namespace=namespace, released=True) if view.pod == pod
         )
@@ -334,6 +365,10 @@ class Projection:
         return ExplainView(
             namespace=namespace, pod=pod, decisions=decisions, allocations=allocations
         )
+
+
+def _plain(decision: DecisionRecord) -> DecisionRecord:
+    return replace(decision, closest=()) if decision.closest else decision
 
 
 def _allocation_view(known: _Allocation) -> AllocationView | None:

@@ -140,7 +140,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path="/v1/explain/{namespace}/{pod}",
         name="explain",
-        text="Why a pod is where it is, or is nowhere.",
+        text=(
+            "Why a pod is where it is, or is nowhere. Holders of devices in other namespaces are "
+            "named only to callers who may read nodes and the pods of all namespaces."
+        ),
         answer=ExplainView,
         parameters=(_NAMESPACE, _POD),
         errors={404: "Nothing is known about a pod of this name."},
@@ -232,7 +235,8 @@ OPERATIONS: tuple[Operation, ...] = (
         text=(
             "Changes from now on as server-sent events: event is the kind, data the record, id the "
             "kind and its stream sequence. The stream ends with event end when the reader is too "
-            "slow or the replica stops: read the lists again, then watch again."
+            "slow or the replica stops: read the lists again, then watch again. A stream of one "
+            "namespace does not name the holders of devices in other namespaces."
         ),
         parameters=(
             Parameter(
@@ -381,7 +385,7 @@ class Api:
         found = self._projection.explain(namespace, pod)
         if found is None:
             raise NotFound(what=f"pod {namespace}/{pod}")
-        return self._json(found)
+        return self._json(found if await request.sees_everything() else found.for_namespace())
 
     async def usage(self, request: Request) -> Response:
         with self._questions.hold(request.caller, is_operator=True):

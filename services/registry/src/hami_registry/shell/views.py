@@ -55,6 +55,8 @@ class Change(Struct, frozen=True, kw_only=True):
     namespace: str
     """Empty for a device."""
     record: msgspec.Raw
+    record_for_namespace: msgspec.Raw | None = None
+    """What readers of one namespace get instead; ``None``: the same."""
 
 
 class Views:
@@ -161,7 +163,14 @@ class Views:
             return
         self.projection.decision_seen(decision)
         entry = Entry(key=delivery.subject, value=delivery.data, revision=delivery.sequence)
-        self._notify("decision", entry, node=decision.node, namespace=decision.namespace)
+        plain = decision.for_namespace() if self._listeners else decision
+        self._notify(
+            "decision",
+            entry,
+            node=decision.node,
+            namespace=decision.namespace,
+            for_namespace=None if plain is decision else codec.encode(plain),
+        )
         await delivery.ack()
 
     async def follow_heartbeats(self, bus: Bus) -> None:
@@ -219,7 +228,15 @@ class Views:
         for listener in list(self._listeners):
             listener.close()
 
-    def _notify(self, kind: str, entry: Entry, *, node: str, namespace: str) -> None:
+    def _notify(
+        self,
+        kind: str,
+        entry: Entry,
+        *,
+        node: str,
+        namespace: str,
+        for_namespace: bytes | None = None,
+    ) -> None:
         if not self._listeners:
             return
         change = Change(
@@ -228,6 +245,7 @@ class Views:
             node=node,
             namespace=namespace,
             record=msgspec.Raw(entry.value),
+            record_for_namespace=None if for_namespace is None else msgspec.Raw(for_namespace),
         )
         for listener in list(self._listeners):
             try:
@@ -292,7 +310,7 @@ async def server_sent_events(
     is_operator: bool,
     keep_alive_s: float,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield wanted changes as server-sent events.
+    """Yield wanted changes as server-sent events; an operator reads all namespaces.
 
     Format: https://html.spec.whatwg.org/multipage/server-sent-events.html.
     """
@@ -308,7 +326,9 @@ async def server_sent_events(
             if change is None:
                 yield b": still here\n\n"
             elif wanted(change):
-                data = bytes(change.record).replace(b"\n", b" ")
+                narrowed = None if is_operator else change.record_for_namespace
+                record = change.record if narrowed is None else narrowed
+                data = bytes(record).replace(b"\n", b" ")
                 head = f"event: {change.kind}\nid: {change.kind}-{change.sequence}\ndata: "
                 yield head.encode() + data + b"\n\n"
     yield b"event: end\ndata: {}\n\n"
