@@ -111,6 +111,35 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     assert b"90000" in why.stdout
     assert b"closest fit: container main: memory_mib 1" in why.stdout, why.stdout
 
+    second = small_pod("second", memory_mib=14000)
+    second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "4"
+    await cluster.create_pod(second)
+
+    async def is_detailed() -> bool:
+        known = await cluster.explain("second")
+        return any(one.get("closest") for one in known.get("decisions", ()))
+
+    await cluster.until("the refusal is recorded device by device", is_detailed)
+    decisions = (await cluster.explain("second"))["decisions"]
+    (node,) = next(one["closest"] for one in decisions if one.get("closest"))
+    assert (node["node"], node["code"]) == ("gpu-t4", "AllocatedCardsInsufficientRequest")
+    *fitting, device = node["devices"]
+    assert [one.get("code", "") for one in fitting] == ["", "", ""]
+    assert device["code"] == "CardInsufficientMemory"
+    assert device["free"]["memory_mib"] < device["wanted"]["memory_mib"] == 14000
+    (holder,) = device["holders"]
+    assert (holder["namespace"], holder["name"], holder["memory_mib"]) == ("default", "web", 3000)
+    shown = (await hamictl(cluster, "explain", "pod", "second")).stdout.decode()
+    assert "default/web 3000 MiB" in shown
+    ways = [line.strip() for line in shown.splitlines() if "closest fit" in line]
+    assert len(ways) == 4, shown
+    assert "memory_mib 1" in ways[0]
+    assert "count 3 instead of 4" in ways[1]
+    assert "wait until default/web (3000 MiB, started " in ways[2]
+    assert "add a node like gpu-t4, empty and healthy" in ways[3]
+    placed = await hamictl(cluster, "explain", "pod", "web")
+    assert b"running on gpu-t4" in placed.stdout
+
     picky = small_pod("picky", memory_mib=3000)
     picky["spec"]["nodeSelector"] = {"zone": "elsewhere"}
     await cluster.create_pod(picky)

@@ -109,7 +109,7 @@ def test_pods_that_must_stay_are_listed_with_the_reason(tmp_path: Path) -> None:
     result = run(site(tmp_path, gang, daemon), tmp_path, 9000, "-o", "wide")
     assert result.exit_code == 1
     assert "No 4 moves or fewer make team/wanted fit" in result.output
-    for why in ("is a member of a gang", "belongs to a DaemonSet", "is not among --pods"):
+    for why in ("is a member of a gang", "belongs to a DaemonSet", "is not known, see --pods"):
         assert why in result.output
 
 

@@ -66,12 +66,18 @@ def read_running(path: Path) -> list[Running]:
             message = f"{path}: a document is a {type(document).__name__}, not a Kubernetes object"
             raise InputRefused(message)
         items = document.get("items")
-        for item in items if isinstance(items, list) else [document]:
-            if isinstance(item, dict) and item.get("kind", "Pod") == "Pod":
-                spec = item.get("spec") or {}
-                is_tied = any(spec.get(name) for name in _TIES)
-                found.append(Running(_view(item, path), is_tied))
+        found += [
+            running_pod(item, path)
+            for item in (items if isinstance(items, list) else [document])
+            if isinstance(item, dict) and item.get("kind", "Pod") == "Pod"
+        ]
     return found
+
+
+def running_pod(document: dict[str, Any], origin: Path | str) -> Running:
+    """Read one pod; ``origin`` names the source in errors."""
+    spec = document.get("spec") or {}
+    return Running(_view(document, origin), any(spec.get(name) for name in _TIES))
 
 
 def read_as(path: Path, kind: type[T]) -> T:
@@ -150,7 +156,7 @@ def _of_workload(document: dict[str, Any], field: str, path: Path) -> Iterator[d
         yield {**template, "metadata": own}
 
 
-def _view(document: dict[str, Any], path: Path) -> PodView:
+def _view(document: dict[str, Any], path: Path | str) -> PodView:
     metadata = dict(document.get("metadata") or {})
     name = metadata.get("name", "")
     namespace = metadata.setdefault("namespace", "default")

@@ -26,7 +26,6 @@ from hami_core.planning.whatif import (
     closest_fits,
     packing,
     simulate,
-    standing,
 )
 from hami_core.quota.accounts import QuotaLedger
 from hami_core.quota.queues import QueueConfig, QueueTree
@@ -131,18 +130,6 @@ def test_mode_that_would_let_the_pod_in_is_offered_once() -> None:
     assert str(change) == "nvidia.com/vgpu-mode mig instead of none would fit on a"
     soft = closest_fits(ledger, pod("p", mib=300, modes=["soft"]))
     assert [(one.what, one.fits) for one in soft] == [("nvidia.com/vgpu-mode", "any")]
-
-
-def test_nodes_that_kube_scheduler_excludes_do_not_count() -> None:
-    ledger = ledger_of(*((name, [device(name, 0)]) for name in "abc"))
-    now = standing(ledger, pod("p"), excluded={"a": "the pod's nodeSelector", "gone": "taint x"})
-    assert (now.nodes, now.feasible, now.best) == (3, 2, "b")
-    assert [(r.text, r.nodes) for r in now.refusals] == [("excluded by the pod's nodeSelector", 1)]
-    large = pod("large", mib=1500)
-    everywhere = dict.fromkeys("ab", "taint x")
-    assert {c.node for c in standing(ledger, large, excluded=everywhere).closest} == {"c"}
-    none = standing(ledger, pod("p"), excluded=dict.fromkeys("abc", "taint x"))
-    assert (none.nodes, none.feasible, none.best, none.closest) == (3, 0, "", ())
 
 
 def test_no_change_is_offered_where_no_single_change_suffices() -> None:
@@ -257,18 +244,6 @@ def test_queues_lend_and_take_turns_in_a_simulation() -> None:
         "x": 1,
         "y": 1,
     }
-
-
-def test_quota_verdict_is_reported_without_counting_the_pod() -> None:
-    ledger = ledger_of(("a", [device("a", 0)]))
-    governed = quotas_of(most_mib=500)
-    for _ in range(2):
-        told = standing(ledger, pod("p", mib=700), governed=governed)
-        assert (told.nodes, told.feasible, told.best) == (1, 0, "")
-        assert told.refusals[0].text.startswith("ResourceQuotaNotFit")
-        assert [change.fits for change in told.closest] == ["500"]
-    assert governed.quota.quota_rows()[0].used == 0
-    assert governed.quota.claims() == {}
 
 
 @pytest.mark.timeout(30)

@@ -12,7 +12,8 @@ from hami_common.errors import SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.httpd import Request, Response
-from hami_core.planning.whatif import Governed, standing
+from hami_core.planning.ways import Surroundings, standing
+from hami_core.planning.whatif import Governed
 from hami_core.replay.snapshot import Snapshot, load, load_quotas
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_shared_reservation import Gate
@@ -463,7 +464,7 @@ async def test_snapshot_answers_about_quotas_and_queues_as_the_scheduler_does(
     waiting = {request.name: request for request in known.waiting}
     assert set(waiting) == set(answers)
     for name, wanted in waiting.items():
-        told = standing(load(known), wanted, governed=governed)
+        told = standing(load(known), wanted, Surroundings(now_s=0), governed=governed)
         assert {refusal.text for refusal in told.refusals} == answers[name], name
 
 

@@ -16,7 +16,7 @@ searched in full. Equal idle devices are tried once, nodes likewise.
 Works on a table that the caller may modify; leaves it as it was. Memory in MiB.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
@@ -45,6 +45,8 @@ class Tenant(Struct, frozen=True, kw_only=True):
     """The pod's shares."""
     stays_on_node: bool = False
     """The pod may move only to devices of its own node."""
+    excluded: frozenset[str] = frozenset()
+    """Nodes that kube-scheduler would not offer the pod."""
 
 
 class Move(Struct, frozen=True, kw_only=True):
@@ -95,12 +97,23 @@ def plan_moves(
     *,
     most_moves: int = MOST_MOVES,
     most_trials: int = MOST_TRIALS,
+    excluded: Collection[str] = (),
+    most_targets: int | None = None,
 ) -> DefragPlan:
-    """Return the best plan by which ``wanted`` fits.
+    """Return the best plan by which ``wanted`` fits on a node that is not ``excluded``.
 
-    The module docstring defines "best" and "none".
+    The module docstring defines "best" and "none". With ``most_targets`` each pod is tried on so
+    many nodes only, its own first: then a plan of another number of moves may be better, and
+    "none" proves nothing.
     """
-    search = _Search(table, wanted, tenants, most_trials=most_trials)
+    search = _Search(
+        table,
+        wanted,
+        tenants,
+        most_trials=most_trials,
+        excluded=excluded,
+        most_targets=most_targets,
+    )
     try:
         return search.run(most_moves)
     finally:
@@ -143,11 +156,15 @@ class _Search:
         tenants: Iterable[Tenant],
         *,
         most_trials: int,
+        excluded: Collection[str],
+        most_targets: int | None,
     ) -> None:
         self._table = table
         self._verdicts = Verdicts(table)
         self._wanted = wanted
         self._most_trials = most_trials
+        self._offered = [name for name in table.nodes() if name not in excluded]
+        self._most_targets = most_targets
         self._tenants = {t.request.uid: t for t in sorted(tenants, key=lambda t: t.request.uid)}
         self._start = {uid: _Spot(t.node, t.containers) for uid, t in self._tenants.items()}
         self._spots = dict(self._start)
@@ -220,7 +237,7 @@ class _Search:
         if self._is_seen(left, moved_mib):
             return
         self._try()
-        feasible = self._verdicts.filter(self._wanted, self._table.nodes()).feasible
+        feasible = self._verdicts.filter(self._wanted, self._offered).feasible
         if feasible:
             self._solved(feasible, moved_mib)
             return
@@ -275,8 +292,10 @@ class _Search:
     def _leaving_by_node(self, most: int) -> dict[str, int]:
         """Return the number of pods that must leave each node, where it is at most ``most``."""
         on_node: dict[str, list[str]] = {}
+        offered = frozenset(self._offered)
         for uid, spot in self._spots.items():
-            on_node.setdefault(spot.node, []).append(uid)
+            if spot.node in offered:
+                on_node.setdefault(spot.node, []).append(uid)
         found = {node: self._leaving(node, uids, most) for node, uids in on_node.items()}
         return {node: count for node, count in found.items() if count <= most}
 
@@ -329,9 +348,13 @@ class _Search:
 
     def _destinations(self, tenant: Tenant) -> Iterator[_Spot]:
         """Yield the spots where the pod fits with its share released: each choice of devices."""
-        names = [tenant.node] if tenant.stays_on_node else self._table.nodes()
+        names = [tenant.node]
+        if not tenant.stays_on_node:
+            others = (name for name in self._table.nodes() if name != tenant.node)
+            names += [name for name in others if name not in tenant.excluded]
         alike: set[tuple[object, ...]] = set()
-        for node in self._verdicts.filter(tenant.request, names).feasible:
+        feasible = self._verdicts.filter(tenant.request, names).feasible
+        for node in feasible[: self._most_targets]:
             cells = self._cells(node)
             if not any(cell.is_booked() for cell in cells):
                 kind = (node == tenant.node, *sorted(self._kind(cell) for cell in cells))

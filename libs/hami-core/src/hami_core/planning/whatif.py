@@ -23,7 +23,7 @@ from hami_common.pods.annotations import DEVICE_POLICY, MIN_ISOLATION
 from hami_common.vendors.remedies import one_of, remedies_of
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import Accepted, Reuse
-from hami_core.placement.reasons import NodeExplanation, NodeRefusal, explain
+from hami_core.placement.reasons import ClosestNode, NodeRefusal
 from hami_core.placement.verdicts import Filtered, Verdicts
 from hami_core.quota.accounts import QuotaLedger
 from hami_core.quota.resourcequota import NOBODY_SPECIAL, Asker, amounts_of
@@ -94,21 +94,6 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cheapest first; at most one for each amount and constraint."""
 
 
-class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Verdict that a pod would get now."""
-
-    nodes: int
-    feasible: int
-    best: str = ""
-    """The node that would be chosen."""
-    refusals: tuple[Refusal, ...] = ()
-    """Those of devices first, then nodes that kube-scheduler excludes."""
-    closest: tuple[Change, ...] = ()
-    """As of ``Outcome``; only where no node fits."""
-    explained: NodeExplanation | None = None
-    """Device by device, of the requested node."""
-
-
 class Packing(Struct, frozen=True, kw_only=True):
     """Utilization of the devices."""
 
@@ -141,7 +126,7 @@ def simulate(
     A pod that is refused for its queue's turn or for its borrowing limit keeps waiting for it, as
     seen by the pods after it. With ``fitting``, each outcome lists all nodes that take the pod.
     """
-    scene = _Scene(ledger, governed, excluded=excluded)
+    scene = Scene(ledger, governed, excluded=excluded)
     for number, request in enumerate(requests):
         node, filtered = scene.best(request, waits=True)
         known = Outcome(
@@ -162,35 +147,11 @@ def simulate(
             known,
             refusals=(*chosen, *scene.refusals(request, filtered)),
             by_quota=by_quota,
-            closest=_closest(scene, request) if explain else (),
+            closest=changes(scene, request) if explain else (),
         )
 
 
-def standing(
-    ledger: Ledger,
-    request: PodRequest,
-    *,
-    node: str = "",
-    governed: Governed | None = None,
-    excluded: Mapping[str, str] = MappingProxyType({}),
-) -> Standing:
-    """Return the pod's verdict now; ``node`` is explained device by device.
-
-    ``excluded``: nodes that kube-scheduler does not offer the pod, with the constraint.
-    """
-    scene = _Scene(ledger, governed, excluded={request.uid: excluded})
-    best, filtered = scene.best(request)
-    return Standing(
-        nodes=len(ledger.table.nodes()),
-        feasible=len(filtered.left),
-        best=best,
-        refusals=scene.refusals(request, filtered),
-        closest=() if best else _closest(scene, request),
-        explained=explain(ledger.table, request, node) if node else None,
-    )
-
-
-class _Scene:
+class Scene:
     """A scheduler's core on a copy of a ledger."""
 
     def __init__(
@@ -207,9 +168,7 @@ class _Scene:
 
         With ``waits`` the scene records whether the pod now waits for its queue.
         """
-        excluded = self._excluded.get(request.uid, ())
-        names = [name for name in self._ledger.table.nodes() if name not in excluded]
-        filtered = self._verdicts.filter(request, names)
+        filtered = self._verdicts.filter(request, self._offered(request))
         asker = self._askers.get(request.uid, NOBODY_SPECIAL)
         waiting = tuple(self._quota.claims())
         answer: Filtered | Allowed
@@ -220,6 +179,15 @@ class _Scene:
         if not len(answer.left):
             return "", answer
         return self._verdicts.prioritize(request, answer.left).best(1)[0][0], answer
+
+    def _offered(self, request: PodRequest) -> list[str]:
+        """Return the nodes that kube-scheduler offers the pod."""
+        excluded = self._excluded.get(request.uid, ())
+        return [name for name in self._ledger.table.nodes() if name not in excluded]
+
+    def nearest(self, request: PodRequest, count: int) -> list[ClosestNode]:
+        """Return up to ``count`` nodes whose devices are closest to taking the pod."""
+        return self._verdicts.filter(request, self._offered(request)).closest(count)
 
     def refusals(self, request: PodRequest, filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
         """Return the refusals of devices and quotas first, then nodes that kube-scheduler excludes.
@@ -270,10 +238,12 @@ def closest_fits(
 
     Empty: none was found.
     """
-    return _closest(_Scene(ledger, governed), request)
+    return changes(Scene(ledger, governed), request)
 
 
-def _closest(scene: _Scene, request: PodRequest) -> tuple[Change, ...]:
+def changes(scene: Scene, request: PodRequest) -> tuple[Change, ...]:
+    """Return ``closest_fits`` on a scene."""
+
     def node_for(changed: PodRequest) -> str:
         return scene.best(changed)[0]
 

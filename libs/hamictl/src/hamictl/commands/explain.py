@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """``hamictl explain``: shows why a pod is placed where it is, or pending.
 
-The registry has the recorded decisions. The current verdict of a pending pod is computed here with
-the scheduler's core on a snapshot, quotas and queues included, on the nodes that the pod's own
-constraints allow, which are read from the Kubernetes API. Gangs are not in a snapshot: their
-refusals appear only in recorded decisions. A ResourceClaim has a verdict in its status.
+The registry has the recorded decisions, with the devices of the closest nodes and the terms of the
+score. The current verdict of a pending pod, and the ways to start it, are computed here with the
+scheduler's core on a snapshot, quotas and queues included, on the nodes that the pod's own
+constraints allow. Those, and the pods that could be moved, are read from the Kubernetes API. Gangs
+are not in a snapshot: their refusals appear only in recorded decisions. A ResourceClaim has a
+verdict in its status.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import click
 import msgspec
@@ -18,17 +22,46 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.apipath import api_path
+from hami_common.errors import Denied
 from hami_common.events.allocation import CLAIM
-from hami_common.events.decision import DecisionRecord
+from hami_common.events.decision import (
+    Amounts,
+    DecisionRecord,
+    DeviceHolder,
+    DeviceTerms,
+    NodeTerms,
+    RefusedDevice,
+    RefusedNode,
+    ScoreDetail,
+)
+from hami_common.pods import annotations as keys
 from hami_common.ports import KubeApi
+from hami_core.ledger.ledger import Ledger
 from hami_core.placement.reasons import DeviceVerdict
-from hami_core.planning.eligible import Document, excluded_nodes
-from hami_core.planning.whatif import Standing, standing
+from hami_core.planning.eligible import Document, excluded_by_pod, excluded_nodes
+from hami_core.planning.ways import Occupant, Standing, Surroundings, Way, standing
+from hami_core.replay.questions import inventory_of
 from hami_core.replay.snapshot import Snapshot, load
 from hamictl import claimviews, client, kube, options, output
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
+from hamictl.manifests import Running, read_running, running_pod
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
+from hamictl.tenants import tenants_of
+
+NODES_SHOWN: Final = 3
+"""Closest nodes that the table lists; wide lists all."""
+CHANGES_SHOWN: Final = 3
+"""Changes of the request that the table lists."""
+
+
+class Objects(NamedTuple):
+    """Objects of the Kubernetes API."""
+
+    pod: Document
+    nodes: list[Document]
+    managed: list[Document] | None
+    """All pods with devices of HAMi; ``None``: the caller may not list them."""
 
 
 class PodExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,21 +108,31 @@ def explain() -> None:
     type=click.Path(path_type=Path),
     help="Snapshot file to use instead of a scheduler's current state.",
 )
+@click.option(
+    "--pods",
+    "pod_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="With --snapshot, movable pods: a file of kubectl get pods -A -o json; may be repeated.",
+)
 @options.scheduler_option
 @options.registry_option
 @options.kubeconfig_option
 @options.format_option
-def pod(  # noqa: PLR0917 - click passes them by name
+def pod(  # noqa: PLR0913, PLR0917 - click passes them by name
     name: str,
     namespace: str,
     node: str,
     snapshot_file: Path | None,
+    pod_files: tuple[Path, ...],
     scheduler: str,
     registry: str,
     kubeconfig: str,
     format_: str,
 ) -> None:
     """Explain a pod's placement, or the closest fit if it is pending."""
+    if pod_files and snapshot_file is None:
+        raise click.UsageError("--pods needs --snapshot; without it the cluster's pods are read")
     answer = explain_pod(
         namespace,
         name,
@@ -97,10 +140,11 @@ def pod(  # noqa: PLR0917 - click passes them by name
         registry=registry,
         scheduler=scheduler,
         file=snapshot_file,
+        movable=[pod for path in pod_files for pod in read_running(path)],
         documents=partial(_documents, kubeconfig, namespace, name),
     )
     if not output.structured(answer, format_):
-        _show_recorded(answer)
+        _show_recorded(answer, is_wide=format_ == "wide")
         _show_now(answer)
 
 
@@ -118,7 +162,7 @@ def claim(name: str, namespace: str, registry: str, kubeconfig: str, format_: st
     if output.structured(answer, format_):
         return
     click.echo(f"Claim {answer.namespace}/{answer.claim}")
-    _show_history(answer.allocations, answer.decisions)
+    _show_history(answer.allocations, answer.decisions, is_wide=format_ == "wide")
     if answer.now is None:
         click.echo(f"  now: {answer.problem}")
         return
@@ -182,10 +226,15 @@ def _show_now(answer: PodExplanation) -> None:
         click.echo(f"    {now.best} would be chosen")
     for refusal in now.refusals:
         click.echo(f"    {refusal.nodes} nodes: {refusal.text}")
-    for change in now.closest[:3]:
-        click.echo(f"    closest fit: {change}")
+    changes = 0
+    for way in now.closest:
+        changes += way.kind == "less"
+        if way.kind != "less" or changes <= CHANGES_SHOWN:
+            click.echo(f"    closest fit: {_way(way)}")
     if not now.best and not now.closest:
         click.echo("    closest fit: no single change of the request would let the pod fit")
+    if now.unmoved:
+        click.echo(f"    moves of other pods not checked: {now.unmoved}")
     if now.explained is not None:
         rows = [
             [step.container, device.uuid, _verdict(device)]
@@ -194,6 +243,32 @@ def _show_now(answer: PodExplanation) -> None:
         ]
         empty = f"{now.explained.node} has no device of this kind."
         output.table(["CONTAINER", f"DEVICE ON {now.explained.node}", "VERDICT"], rows, empty=empty)
+
+
+def _way(way: Way) -> str:
+    """Format a way as one sentence."""
+    match way.kind:
+        case "less":
+            return str(way.change)
+        case "move":
+            steps = [
+                f"move {one.namespace}/{one.pod} ({one.memory_mib} MiB) from {one.source} to "
+                + (one.target if one.target != one.source else "other devices there")
+                for one in way.moves
+            ]
+            return f"{', then '.join(steps)}; the pod then fits on {way.node}"
+        case "wait":
+            pods = ", ".join(map(_occupant, way.ends))
+            verb = "end" if len(way.ends) > 1 else "ends"
+            return f"wait until {pods} {verb}; the pod then fits on {way.node}"
+        case _:
+            return f"add a node like {way.like}, empty and healthy; the pod fits on it"
+
+
+def _occupant(one: Occupant) -> str:
+    kind = "" if one.kind == "pod" else f"{one.kind} "
+    age = output.age(one.age_s)
+    return f"{kind}{one.namespace}/{one.name} ({one.memory_mib} MiB, started {age} ago)"
 
 
 def _verdict(device: DeviceVerdict) -> str:
@@ -205,12 +280,14 @@ def _verdict(device: DeviceVerdict) -> str:
     return f"{device.code}: {wanted} wanted, {device.free} free"
 
 
-def _show_recorded(answer: PodExplanation) -> None:
+def _show_recorded(answer: PodExplanation, *, is_wide: bool) -> None:
     click.echo(f"Pod {answer.namespace}/{answer.pod}")
-    _show_history(answer.allocations, answer.decisions)
+    _show_history(answer.allocations, answer.decisions, is_wide=is_wide)
 
 
-def _show_history(allocations: Sequence[Allocation], decisions: Sequence[DecisionRecord]) -> None:
+def _show_history(
+    allocations: Sequence[Allocation], decisions: Sequence[DecisionRecord], *, is_wide: bool
+) -> None:
     for one in allocations:
         reason = f" ({one.reason})" if one.reason else ""
         click.echo(f"  {one.state} on {one.node}{reason}: {output.shares(one.containers)}")
@@ -221,6 +298,87 @@ def _show_history(allocations: Sequence[Allocation], decisions: Sequence[Decisio
         click.echo(f"  {when} {decision.verb}: {_outcome(decision)}")
         for refusal in decision.refusals:
             click.echo(f"    {refusal.count} nodes: {refusal.text}")
+        if decision.closest:
+            _show_closest(decision.closest, is_wide=is_wide)
+        if decision.scores is not None:
+            _show_scores(decision.scores)
+
+
+def _show_closest(nodes: Sequence[RefusedNode], *, is_wide: bool) -> None:
+    shown = nodes if is_wide else nodes[:NODES_SHOWN]
+    click.echo("    closest nodes, device by device:")
+    rows: list[list[object]] = []
+    for node in shown:
+        rows += [
+            [
+                f"    {node.node}",
+                device.uuid,
+                device.code or "fits",
+                _wanted(device.wanted),
+                _free(device.free),
+                _held_by(device),
+            ]
+            for device in node.devices
+        ] or [[f"    {node.node}", "", node.code, "", "", ""]]
+        if node.devices_left_out:
+            rows.append([f"    {node.node}", f"{node.devices_left_out} more devices"])
+    headings = ["    NODE", "DEVICE", "REFUSAL", "WANTED", "FREE", "HELD BY"]
+    rows = [[*row, *[""] * (len(headings) - len(row))] for row in rows]
+    output.table(headings, rows, empty="")
+    if len(shown) < len(nodes):
+        click.echo(f"    and {len(nodes) - len(shown)} more: see -o wide")
+
+
+def _wanted(amounts: Amounts) -> str:
+    compute = f", {amounts.core_pct} %" if amounts.core_pct else ""
+    return f"{amounts.memory_mib} MiB{compute}"
+
+
+def _free(amounts: Amounts) -> str:
+    slots = "1 slot" if amounts.slots == 1 else f"{amounts.slots} slots"
+    return f"{amounts.memory_mib} MiB, {amounts.core_pct} %, {slots}"
+
+
+def _held_by(device: RefusedDevice) -> str:
+    texts = [_holder(one) for one in device.holders]
+    if device.holders_left_out:
+        texts.append(f"{device.holders_left_out} more")
+    return ", ".join(texts) or "-"
+
+
+def _holder(one: DeviceHolder) -> str:
+    kind = "" if one.kind in ("pod", "") else f"{one.kind} "
+    name = f"{one.namespace}/{one.name}" if one.name else "another namespace"
+    compute = " whole" if one.exclusive else f" {one.core_pct} %" if one.core_pct else ""
+    return f"{kind}{name} {one.memory_mib} MiB{compute}"
+
+
+def _show_scores(scores: ScoreDetail) -> None:
+    rows = [
+        [f"    {rank} node", one.node, f"{one.score:g}", *_in_use(one), f"{one.topology:g}"]
+        for rank, one in zip(("best", "next"), scores.nodes, strict=False)
+    ]
+    rows += [
+        [f"    {rank} device", one.uuid, "", *_in_use(one), f"{one.topology:g}"]
+        for rank, one in zip(("best", "next"), scores.devices, strict=False)
+    ]
+    headings = ["    ", "NAME", "SCORE", "SLOTS", "COMPUTE", "MEMORY", "TOPOLOGY"]
+    output.table(headings, rows, empty="")
+    order = f"node policy {scores.node_policy}, device policy {scores.device_policy}"
+    decided = _DECIDED.get(scores.decided_by, "")
+    click.echo(f"    {decided}{order}")
+
+
+_DECIDED: Final = {
+    "topology": "the best node is nearer to the pods of its gang; ",
+    "excess": "the best node gives less beyond the request; ",
+    "fill": "the best node has the better score; ",
+    "name": "both nodes score the same, the first by name is taken; ",
+}
+
+
+def _in_use(terms: NodeTerms | DeviceTerms) -> list[str]:
+    return [f"{100 * part:.0f} %" for part in (terms.slot, terms.core, terms.memory)]
 
 
 def _outcome(decision: DecisionRecord) -> str:
@@ -242,12 +400,14 @@ def explain_pod(
     registry: str,
     scheduler: str,
     file: Path | None,
-    documents: Callable[[], tuple[Document, list[Document]]],
+    movable: Sequence[Running],
+    documents: Callable[[], Objects],
 ) -> PodExplanation:
     """Read the registry and, if the pod is pending, a scheduler's state or a snapshot file.
 
-    ``documents`` reads the pod and all nodes from the Kubernetes API. A file is evaluated without
-    them, because its nodes need not be those of now.
+    ``documents`` reads the pod, all nodes and all managed pods from the Kubernetes API. A file is
+    evaluated without them, because its nodes need not be those of now; ``movable`` are the pods
+    that may be moved then.
     """
     absent: Absent | None = None
     recorded = Explanation(namespace=namespace, pod=name, decisions=(), allocations=())
@@ -268,7 +428,7 @@ def explain_pod(
         return answer
     try:
         known = _state(scheduler, file)
-    except Unreachable as error:
+    except (Unreachable, Refused) as error:
         if absent is not None:
             raise absent from error
         return replace(answer, problem=error.message)
@@ -281,12 +441,11 @@ def explain_pod(
             snapshot_id=known.snapshot_id,
             problem="the scheduler has no such pending pod",
         )
-    ledger, excluded, unchecked = load(known), dict[str, str](), ""
-    if file is not None:
-        unchecked = "a snapshot has none of them"
-    else:
+    ledger, unchecked = load(known), "a snapshot has none of them"
+    objects: Objects | None = None
+    if file is None:
         try:
-            excluded = excluded_nodes(*documents(), ledger.table.nodes())
+            objects, unchecked = documents(), ""
         except (Absent, Refused, Unreachable, InputRefused) as error:
             unchecked = error.message
     return replace(
@@ -296,24 +455,63 @@ def explain_pod(
         now=standing(
             ledger,
             request,
+            _surroundings(known, ledger, objects, movable, unchecked),
             node=node,
             governed=governed_by(known, known.quotas.askers),
-            excluded=excluded,
         ),
     )
 
 
-def _documents(kubeconfig: str, namespace: str, name: str) -> tuple[Document, list[Document]]:
-    return kube.with_kube(kubeconfig, lambda api: _pod_and_nodes(api, namespace, name))
+def _surroundings(
+    known: Snapshot,
+    ledger: Ledger,
+    objects: Objects | None,
+    movable: Sequence[Running],
+    problem: str,
+) -> Surroundings:
+    """Return what is known besides the snapshot; ``problem``: why there are no ``objects``."""
+    around = Surroundings(now_s=known.time_s, inventory=inventory_of(known))
+    if objects is None:
+        if not movable:
+            return replace(around, unmoved=f"{problem}; give --snapshot and --pods")
+        tenants, _ = tenants_of(known, ledger, movable)
+        return replace(around, tenants=tenants)
+    names = ledger.table.nodes()
+    around = replace(
+        around,
+        excluded=excluded_nodes(objects.pod, objects.nodes, names),
+        documents={str(node["metadata"]["name"]): node for node in objects.nodes},
+        pod=objects.pod,
+    )
+    if objects.managed is None:
+        return replace(around, unmoved="you may not list the pods of all namespaces")
+    by_uid = {str(pod["metadata"]["uid"]): pod for pod in objects.managed}
+    excluded = {
+        uid: frozenset(out) for uid, out in excluded_by_pod(by_uid, objects.nodes, names).items()
+    }
+    running = [running_pod(pod, "the Kubernetes API") for pod in objects.managed]
+    tenants, _ = tenants_of(known, ledger, running, excluded)
+    return replace(around, tenants=tenants)
 
 
-async def _pod_and_nodes(
-    api: KubeApi, namespace: str, name: str
-) -> tuple[Document, list[Document]]:
+def _documents(kubeconfig: str, namespace: str, name: str) -> Objects:
+    return kube.with_kube(kubeconfig, lambda api: _objects(api, namespace, name))
+
+
+async def _objects(api: KubeApi, namespace: str, name: str) -> Objects:
     path = api_path("api", "v1", "namespaces", namespace, "pods", name)
     pod = msgspec.json.decode(await api.get(path), type=Document)
-    pages = await api.list_pages("/api/v1/nodes")
-    return pod, [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
+    nodes = await api.list_pages("/api/v1/nodes")
+    managed: list[Document] | None = None
+    with suppress(Denied):
+        managed = _items(
+            await api.list_pages("/api/v1/pods", label_selector=f"{keys.MANAGED_LABEL}=true")
+        )
+    return Objects(pod, _items(nodes), managed)
+
+
+def _items(pages: Sequence[bytes]) -> list[Document]:
+    return [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
 
 
 def _state(scheduler: str, file: Path | None) -> Snapshot:
