@@ -119,6 +119,8 @@ READS: Final = {
         )
     ),
     "QuotaVerdicts.governs",
+    "Verdicts.comparison",
+    "Verdicts.details",
 }
 """Methods that change nothing."""
 

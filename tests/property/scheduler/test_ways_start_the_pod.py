@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each way to start a refused pod, carried out on a table, makes the pod fit where it says."""
+"""Each way to start a refused pod, applied to a table, makes the pod fit on the named node."""
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ class Site:
         )
         self.ledger = self.again()
 
-    def carried_out(self, way: Way, request: PodRequest) -> tuple[DeviceTable, PodRequest]:
+    def applied(self, way: Way, request: PodRequest) -> tuple[DeviceTable, PodRequest]:
         """Return a table and the request after the way."""
         table = self.again().table
         match way.kind:
@@ -118,7 +118,7 @@ class Site:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_way_that_is_carried_out_makes_the_pod_fit(data: st.DataObject) -> None:
+def test_way_that_is_applied_makes_the_pod_fit(data: st.DataObject) -> None:
     site = Site(
         {
             node: numbered(node, data.draw(st.lists(devices, min_size=1, max_size=2)))
@@ -144,7 +144,7 @@ def test_way_that_is_carried_out_makes_the_pod_fit(data: st.DataObject) -> None:
     assert [way.cost for way in ways] == sorted(way.cost for way in ways)
     for way in ways:
         event(way.kind)
-        table, changed = site.carried_out(way, request)
+        table, changed = site.applied(way, request)
         fitting = Verdicts(table).filter(changed, [*offered, way.node]).feasible
         assert way.node in fitting, way
         assert way.node not in excluded

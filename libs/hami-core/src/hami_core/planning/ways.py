@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds ways to start a pod that no node takes, and the verdict that it would get now.
 
-A way is offered only if it was carried out on the given ledger and a node then took the pod,
-quotas and the constraints on nodes included; afterwards the ledger is as before. Ways are compared
+A way is offered only if it was applied to the given ledger and a node then took the pod, quotas and
+the constraints on nodes included; afterwards the ledger is as before. Ways are compared
 by cost:
 
 ====== ==========================================  ================================================

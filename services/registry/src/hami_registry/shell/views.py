@@ -56,7 +56,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """Empty for a device."""
     record: msgspec.Raw
     record_for_namespace: msgspec.Raw | None = None
-    """What readers of one namespace get instead; ``None``: the same."""
+    """Record for readers of one namespace only; ``None``: the same."""
 
 
 class Views:
