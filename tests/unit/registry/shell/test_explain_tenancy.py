@@ -51,6 +51,7 @@ async def explained(*, sees_everything: bool) -> Any:
     nothing: Any = None
     api = Api(
         views=views,
+        fleet=nothing,
         writer=nothing,
         config_file=nothing,
         agents=nothing,
