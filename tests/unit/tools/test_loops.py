@@ -27,6 +27,9 @@ EXEMPT = {
     "hami_nodeagent.shell.inventory.Reporter._tell_pods": "Events, whose errors are caught",
     "hami_nodeagent.shell.sharing.SharingKeeper._record": "Events, whose errors are caught",
     "hami_nodeagent.shell.states.States._warn_of_unheld": "Events of one pod, which is isolated",
+    "hami_nodeagent.shell.drahealth.HealthV1alpha1.NodeWatchResources": "lists of our own",
+    "hami_registry.shell.fleet.FleetFeed._flush": "one document, packed for each namespace",
+    "hami_registry.shell.fleet.FleetFeed.events": "events that were encoded before",
     "hami_nodeagent.shell.pluginproxy.find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
 }

@@ -151,7 +151,7 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
 def capacity(
     memory_mib: int | None, core_pct: int | None, namespace: str, registry: str, format_: str
 ) -> None:
-    """List the largest free share of each model, how many fit, and stranded memory."""
+    """List the largest free share of each model, and stranded memory."""
     answer = client.read(
         client.Capacity,
         registry,

@@ -11,6 +11,7 @@ Seconds throughout.
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -28,6 +29,7 @@ from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.claimkeeper import ClaimKeeper
 from hami_scheduler.shell.extender import Extender
 from hami_scheduler.shell.feed import NODES
+from hami_scheduler.shell.isolation import CALL
 from hami_scheduler.shell.podapi import LIST_TIMEOUTS
 from hami_scheduler.shell.state import State
 
@@ -103,7 +105,17 @@ class Unasked:
                 continue
             async with anyio.create_task_group() as group:
                 for pod in due:
-                    group.start_soon(self._consider, pod, nodes)
+                    group.start_soon(self._isolated, pod, nodes)
+
+    async def _isolated(self, pod: PodFacts, nodes: Iterable[_Obj]) -> None:
+        """Consider one pod; a failure does not keep the others from being considered."""
+        await self._state.quarantine.run(
+            CALL,
+            pod.uid,
+            partial(self._consider, pod, nodes),
+            name=(pod.namespace, pod.name),
+            is_retried=False,
+        )
 
     def _due(self) -> list[PodFacts]:
         """Return the pods whose last question is too long ago, the longest first."""
