@@ -18,12 +18,10 @@ from tools import docs_text
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The document of one run of ``./dev demo --once --json FILE``."""
-    path = tmp_path_factory.mktemp("demo") / "out.json"
+def run_demo(path: Path, *arguments: str) -> dict[str, Any]:
+    """Run ``./dev demo --once`` and return its document."""
     run = subprocess.run(
-        [sys.executable, "-m", "hami_sim.demo", "--once", "--json", str(path)],
+        [sys.executable, "-m", "hami_sim.demo", "--once", "--json", str(path), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -33,6 +31,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert run.returncode == 0, run.stdout + run.stderr
     document: dict[str, Any] = json.loads(path.read_text())
     return {**document, "printed": run.stdout}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The document of one run of ``./dev demo --once --json FILE``."""
+    return run_demo(tmp_path_factory.mktemp("demo") / "out.json")
 
 
 def pod(result: dict[str, Any], name: str) -> dict[str, Any]:
@@ -165,3 +169,23 @@ def test_report_of_the_program_is_read_back() -> None:
     assert (found["intercepted"], found["error"]) == (True, "")
     assert [(d["uuid"], d["refused"], d["launches"]) for d in found["devices"]] == [("GPU-a", 2, 0)]
     assert demo.reported("gpu.error=cuInit 100\n")["error"] == "cuInit 100"
+
+
+def test_same_pods_get_the_same_shares_by_claims(result: dict[str, Any], tmp_path: Path) -> None:
+    by_claims = run_demo(tmp_path / "out.json", "--profile", "dra")
+    assert by_claims["ok"]
+    assert {one["name"]: one["phase"] for one in by_claims["pods"]} == {
+        one["name"]: one["phase"] for one in result["pods"]
+    }
+    for name in ("memory", "memory-only", "cores", "multi-container", "init-container"):
+        first, second = (pod(document, name) for document in (result, by_claims))
+        assert shares(second) == shares(first)
+
+
+def shares(story: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
+    """The amounts of each container that has devices."""
+    return {
+        container["name"]: [(d["memory_mib"], d["core_pct"]) for d in container["devices"]]
+        for container in story["containers"]
+        if container["devices"]
+    }
