@@ -2,6 +2,7 @@
 """Preparing and unpreparing ResourceClaims, with the host's files and without kubelet."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from hami_nodeagent.core.resourceclaims import Code, Prepared, Refuse
 from hami_nodeagent.core.thrash import ThrashRules
 from hami_nodeagent.settings import DraSettings
 from hami_nodeagent.shell.allocate import GrantKeeper
+from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.prepare import Preparer
 from hami_nodeagent.shell.regions import region_of
@@ -474,6 +476,33 @@ async def test_record_that_arrives_in_time_ends_the_wait(node: Node) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(arrive)
         done(await node.prepare())
+
+
+async def test_calls_for_the_pods_of_one_claim_follow_each_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.book(node.claim("c", UID, ("main", 0, 300, 30)))
+    save, inside, most = Checkpoint.save_claim, 0, 0
+
+    def slowly(self: Checkpoint, claim: Prepared) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        save(self, claim)
+        inside -= 1
+
+    monkeypatch.setattr(Checkpoint, "save_claim", slowly)
+    outcomes: list[Prepared | Refuse] = []
+
+    async def call() -> None:
+        outcomes.append(await node.prepare())
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(call)
+    assert most == 1
+    assert len({done(one).spec for one in outcomes}) == 1
 
 
 async def test_refusals_have_stable_codes_and_write_nothing(node: Node) -> None:

@@ -94,6 +94,8 @@ class Preparer:
         self.records: RecordReads | None = None
         """Set after the first connection to the bus, as are the states."""
         self.states: StateReads | None = None
+        self._locks: dict[str, anyio.Lock] = {}
+        """By claim, while it is being prepared: kubelet asks at once for all pods that share it."""
         self._prepared = {one.uid: one for one in self._checkpoint.load_claims()}
         for one in self._prepared.values():
             for grant in one.grants:
@@ -105,11 +107,16 @@ class Preparer:
     async def prepare(self, *, namespace: str, name: str, uid: str) -> Prepared | Refuse:
         """Prepare one claim, or refuse it with the reason; kubelet retries."""
         begun_s = self._clock.monotonic_s()
+        lock = self._locks.setdefault(uid, anyio.Lock())
         try:
-            outcome = await self._prepare(namespace, name, uid)
+            async with lock:
+                outcome = await self._prepare(namespace, name, uid)
         except Exception:  # noqa: BLE001 - the top of a call; logged, answered with the code
             _log.exception("claim not prepared", extra={"claim": f"{namespace}/{name}"})
             outcome = Refuse(code=Code.INTERNAL, text="internal error, see the agent's log")
+        finally:
+            if not lock.locked():
+                self._locks.pop(uid, None)
         metrics, took_s = self._site.metrics.claims, self._clock.monotonic_s() - begun_s
         metrics.seconds.observe(took_s)
         extra = {"claim": f"{namespace}/{name}", "uid": uid, "took_s": round(took_s, 3)}
