@@ -150,6 +150,28 @@ async def test_grants_end_with_their_pods(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "limits").iterdir()} == {alive.uid, lingering.uid}
 
 
+async def test_grants_end_when_a_later_pod_of_the_name_holds_none_of_their_ids(
+    tmp_path: Path,
+) -> None:
+    """A pod by claim holds no ids, and would wait for these shares."""
+    bench = Bench(tmp_path)
+    old, new = Given("db-0", uid="old", gone=True), Given("db-0", uid="new", sequence=2)
+    know(bench.site, old, new)
+    now_s = bench.site.clock.now_s()
+    bench.site.picture.grants.add(replace(old.grant("main", "a"), time_s=now_s))
+    bench.kubelet.pods = [new.listed()]
+    await bench.check.check()
+    assert len(bench.site.picture.grants) == 1, "kubelet may not have listed it yet"
+    bench.site.picture.grants.drop_pod(old.uid)
+    old_s = now_s - bench.site.settings.check_s
+    bench.site.picture.grants.add(replace(old.grant("main", "a"), time_s=old_s))
+    await bench.check.check()
+    assert len(bench.site.picture.grants) == 0
+    over = bench.site.picture.pods.find(old.uid)
+    assert over is not None
+    assert over.finished, "a third pod of the name is not taken for the first"
+
+
 async def test_unavailable_kubelet_ends_no_grant(tmp_path: Path) -> None:
     bench, gone = Bench(tmp_path), Given("gone", gone=True)
     know(bench.site, gone)

@@ -99,6 +99,12 @@ class PodBook:
                 del self._known[uid]
                 self._index(known.facts, remove=True)
 
+    def note_over(self, uid: str) -> None:
+        """Note that kubelet has ended a deleted pod: a later one of its name is another."""
+        known = self._known.get(uid)
+        if known is not None and known.facts.gone:
+            self._recall(known, replace(known.facts, finished=True))
+
     def _recall(self, known: _Known, facts: PodFacts) -> bool:
         """Apply a late update of a deleted pod: whether it had finished still matters."""
         if known.facts.finished or not facts.finished:

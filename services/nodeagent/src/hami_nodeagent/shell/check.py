@@ -9,7 +9,7 @@ slow changes: trusted keys, and kubelet's version.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio.to_thread
@@ -203,7 +203,15 @@ class SelfCheck:
 
     def _drop(self, listing: Sequence[ListedPod]) -> bool:
         """Drop the grants of pods that ended."""
-        listed = {(pod.namespace, pod.name) for pod in listing}
+        listed = {
+            (pod.namespace, pod.name): frozenset(
+                one
+                for held in pod.ids_by_container.values()
+                for ids in held.values()
+                for one in ids
+            )
+            for pod in listing
+        }
         over = [
             uid
             for uid in self._picture.grants.pod_uids()
@@ -212,18 +220,29 @@ class SelfCheck:
         ]
         for uid in over:
             count = self._picture.grants.drop_pod(uid)
+            self._picture.pods.note_over(uid)
             _log.info("grants ended", extra={"pod_uid": uid, "count": count})
         return bool(over)
 
     def _is_over(
-        self, uid: str, grants: Sequence[Grant], listed: Collection[tuple[str, str]]
+        self, uid: str, grants: Sequence[Grant], listed: Mapping[tuple[str, str], frozenset[str]]
     ) -> bool:
+        """Return whether the pod ended; ``listed``: the ids of each listed pod.
+
+        A listed pod without these ids is a later one of the same name, as StatefulSets have it.
+        """
         pod = self._picture.pods.find(uid)
         if pod is not None and pod.finished:
             return True
         if pod is not None and not pod.gone:
             return False
-        return all((grant.namespace, grant.pod) not in listed for grant in grants)
+        before_s = self._site.clock.now_s() - self._site.settings.check_s
+        for grant in grants:
+            ids = listed.get((grant.namespace, grant.pod))
+            # Kubelet may list the ids of a grant a little later than it got them.
+            if ids is not None and (grant.time_s > before_s or not ids.isdisjoint(grant.ids)):
+                return False
+        return True
 
     async def _tidy(self) -> None:
         now_s = self._site.clock.monotonic_s()
