@@ -600,7 +600,7 @@ def _pod_problem(pod: dict[str, Any]) -> str:
         pod,
         msgspec.convert(pod, PodView),
         catalog=CATALOG,
-        policy=AdmissionPolicy(),
+        policy=AdmissionPolicy(dra_enabled=True),
         at=Circumstances(traceparent=TRACE, claim="claim"),
     )
     if not verdict.allowed:
