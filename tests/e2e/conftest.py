@@ -52,11 +52,17 @@ ON_REAL_PLANE = {
     "test_every_vendor_has_pods_that_lived_and_one_that_is_refused_with_a_reason": set(),
     "test_shares_are_those_of_the_vendors_rules": set(),
     "test_stopped_scheduler_for_a_minute_in_the_middle_of_a_burst": set(),
+    "test_pod_gets_its_share_by_a_claim_and_returns_both": set(),
+    "test_policies_of_hami_choose_the_devices_of_claims": set(),
+    "test_both_modes_share_devices_and_the_rest_waits": set(),
+    "test_pod_with_a_higher_priority_displaces_others_by_either_mode": set(),
+    "test_pods_of_both_modes_run_side_by_side_with_the_same_limits": set(),
+    "test_same_pods_get_the_same_shares_by_claims": set(),
 }
 """Failures that also run on the real control plane: each part dies, answers are lost.
 
 The rest of the matrix covers our own exchanges, which are the same on both planes, and would cost
-minutes.
+minutes; pods by claim run there in ``test_claims_acceptance``.
 """
 
 
