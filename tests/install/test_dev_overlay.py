@@ -52,7 +52,7 @@ async def test_compute_of_two_shares_of_one_device_is_limited(tenant: Tenant) ->
     used: dict[str, float] = {}
 
     async def work(name: str) -> None:
-        used[name] = await tenant.compute_pct(name, for_s=4)
+        used[name] = await tenant.compute_pct(name, for_s=8)
 
     async with anyio.create_task_group() as group:
         for name in parts:
