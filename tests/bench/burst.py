@@ -187,6 +187,19 @@ async def _measure_all(
     ]
 
 
+def report(rows: Sequence[Document], to: str) -> int:
+    """Print the rows, or write them to the file ``to``; the exit code."""
+    document = json.dumps({"rows": rows}, indent=2)
+    if to == "-":
+        print(document)
+    elif to:
+        Path(to).write_text(f"{document}\n", encoding="utf-8")
+    else:
+        for row in rows:
+            print("  ".join(f"{name}={value}" for name, value in row.items()))
+    return 1 if any(row["problems"] for row in rows) else 0
+
+
 def main() -> int:
     """Measure and print; the exit code."""
     parser = argparse.ArgumentParser(prog="burst", description="Pods at once on one node.")
@@ -203,15 +216,7 @@ def main() -> int:
     if "real" in planes:
         os.environ[build.VARIABLE] = str(build.build())
     rows = anyio.run(_measure_all, planes, modes, options.turns, options.pods)
-    document = json.dumps({"rows": rows}, indent=2)
-    if options.json == "-":
-        print(document)
-    elif options.json:
-        Path(options.json).write_text(f"{document}\n", encoding="utf-8")
-    else:
-        for row in rows:
-            print("  ".join(f"{name}={value}" for name, value in row.items()))
-    return 1 if any(row["problems"] for row in rows) else 0
+    return report(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ slots, by every record of the ledger, by claims, and by what containers were giv
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import anyio
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.planes import PlaneName
+from tests.bench.burst import report
 from tests.cluster import build
 from tests.support.churn import Churn
 
@@ -77,15 +77,7 @@ def main() -> int:
     if "real" in planes:
         os.environ[build.VARIABLE] = str(build.build())
     rows = anyio.run(_measure, planes, options.arrivals, options.seed)
-    document = json.dumps({"rows": rows}, indent=2)
-    if options.json == "-":
-        print(document)
-    elif options.json:
-        Path(options.json).write_text(f"{document}\n", encoding="utf-8")
-    else:
-        for row in rows:
-            print("  ".join(f"{name}={value}" for name, value in row.items()))
-    return 1 if any(row["problems"] for row in rows) else 0
+    return report(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from hami_common.dra.names import device_name
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
 from tests.e2e.test_hamictl import hamictl
+from tests.support.claims import use_claim
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -42,29 +43,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
             for document in yaml.safe_load_all(text):
                 await running.create(f"{GROUP}/deviceclasses", document)
         yield running
-
-
-async def use_claim(cluster: Cluster, name: str, exactly: Obj) -> str:
-    """Create a claim and a pod that uses it; return the claim's uid."""
-    spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
-    claim = await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
-    await cluster.create_pod(
-        {
-            "metadata": {"name": name},
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-                "containers": [
-                    {
-                        "name": "main",
-                        "image": "simulated",
-                        "resources": {"claims": [{"name": "gpu", "request": "main"}]},
-                    }
-                ],
-            },
-        }
-    )
-    return str(claim["metadata"]["uid"])
 
 
 async def is_listed(cluster: Cluster, uid: str, device: str) -> None:

@@ -212,7 +212,7 @@ async def until_told(cluster: Cluster, name: str, text: str, *, namespace: str =
         return text in seen
 
     try:
-        await cluster.until(f"{name} is told {text}", is_told)
+        await cluster.until(f"an Event of {name} says {text}", is_told)
     except Unavailable as error:
         raise AssertionError(f"{error}: {seen!r}") from error
 

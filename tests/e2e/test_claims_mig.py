@@ -6,6 +6,7 @@ component ``dra``.
 """
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hami_common.model.placement import Share
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.hardware.fake_nvml import MadeInstance
 from tests.e2e.conftest import small_pod
+from tests.support import claims
 from tools.build_native_fakes import DEFAULT_OUT, build
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
@@ -87,28 +89,7 @@ def exactly(profile: str) -> Obj:
     }
 
 
-async def use_claim(cluster: Cluster, name: str, request: Obj) -> str:
-    """Create a claim and a pod that uses it and shows its environment; return the claim's uid."""
-    spec = {"devices": {"requests": [{"name": "main", "exactly": request}]}}
-    claim = await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
-    await cluster.create_pod(
-        {
-            "metadata": {"name": name},
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-                "containers": [
-                    {
-                        "name": "main",
-                        "image": "simulated",
-                        "command": ["sh", "-c", SHOW],
-                        "resources": {"claims": [{"name": "gpu", "request": "main"}]},
-                    }
-                ],
-            },
-        }
-    )
-    return str(claim["metadata"]["uid"])
+use_claim = partial(claims.use_claim, script=SHOW)
 
 
 async def runs(cluster: Cluster, name: str) -> None:

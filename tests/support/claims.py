@@ -13,6 +13,7 @@ from hami_common.model.request import PodRequest
 from hami_common.pods import annotations, limits
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
+from hami_sim.cluster import Cluster
 
 Obj = dict[str, Any]
 API = "/apis/resource.k8s.io/v1"
@@ -113,3 +114,32 @@ def by_claim(pod: Obj, name: str = "") -> Obj:
     entry = {"name": POD_CLAIM, "resourceClaimName": name or f"hami-{pod['metadata']['name']}"}
     pod["spec"]["resourceClaims"] = [entry]
     return pod
+
+
+async def use_claim(cluster: Cluster, name: str, exactly: Obj, *, script: str = "") -> str:
+    """Create a claim and a pod that uses it; return the claim's uid.
+
+    ``script``: for the shell of the container; empty: the image's own command.
+    """
+    spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
+    made = await cluster.create(
+        f"{API}/namespaces/default/resourceclaims", {"metadata": {"name": name}, "spec": spec}
+    )
+    container: Obj = {
+        "name": "main",
+        "image": "simulated",
+        "resources": {"claims": [{"name": "gpu", "request": "main"}]},
+    }
+    if script:
+        container["command"] = ["sh", "-c", script]
+    await cluster.create_pod(
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+                "containers": [container],
+            },
+        }
+    )
+    return str(made["metadata"]["uid"])

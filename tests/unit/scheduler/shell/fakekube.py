@@ -188,7 +188,7 @@ class FakeKube:
 
     async def replace(self, path: str, body: bytes) -> bytes:
         if "/leases/" not in path:
-            raise Denied(peer="fake API", detail=f"nobody replaces {path}", status=405)
+            raise Denied(peer="fake API", detail=f"no service may replace {path}", status=405)
         await anyio.lowlevel.checkpoint()
         document = json.loads(body)
         version = self._known(path)["metadata"]["resourceVersion"]
