@@ -103,6 +103,10 @@ class Churn:
             if steps % LOOK_EVERY == 0:
                 problems += await self._look()
         problems += await self._settled()
+        problems += await self._look()
+        problems += [
+            f"no pod by {way} was seen running" for way, seen in self.ran.items() if not seen
+        ]
         for name in sorted(self._alive):
             await self._delete(name)
         await self._cluster.until("nothing is held", self._is_empty, limit_s=SETTLE_S)
