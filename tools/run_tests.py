@@ -99,6 +99,10 @@ RUNTIME = ("runc",)
 VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
 VERSION_S = 60
 
+NAMED_MOST = 40
+PROBLEM_CHARS = 200
+"""Failed tests of a tier that the end of the report names, and the length of their message."""
+
 PYTEST_NO_TESTS = 5
 PYTEST_RAN = (0, 1)
 """Exit codes of a pytest run that reached its end: all passed, or some failed."""
@@ -117,6 +121,8 @@ class Outcome:
     flaked: list[str] = field(default_factory=list)
     """Tests that failed beside others and passed alone; included in ``passed``."""
     failed_names: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    """First line of the message of each failed test, by its name."""
     measured: dict[str, str] = field(default_factory=dict)
     """Measurements of tests, by ``record_property``."""
 
@@ -168,6 +174,7 @@ def _report(gates: list[Outcome], tiers: list[Outcome], release: str | None) -> 
     _print_table(tiers, "tier")
     _print_skips(tiers)
     _print_versions(release)
+    _print_failures(tiers)
     flaked = _print_flakes(tiers)
     failed = sum(outcome.failed for outcome in gates + tiers)
     failed += flaked if flaked > FLAKES_OF_ALL_MOST else 0
@@ -371,6 +378,7 @@ def add(first: Outcome, second: Outcome) -> Outcome:
     first.skip_reasons += second.skip_reasons
     first.flaked += second.flaked
     first.failed_names += second.failed_names
+    first.problems |= second.problems
     first.measured |= second.measured
     return first
 
@@ -414,8 +422,11 @@ def count(name: str, report: Path) -> Outcome:
         for told in case.iterfind("properties/property"):
             outcome.measured[told.get("name", "")] = told.get("value", "")
         test = (case.get("classname", ""), case.get("name", ""))
-        if case.find("failure") is not None or case.find("error") is not None:
+        broken = [*case.iterfind("failure"), *case.iterfind("error")]
+        if broken:
             verdicts[test] = "failed"
+            message = (broken[0].get("message") or "").strip().splitlines() or [""]
+            outcome.problems.setdefault("::".join(test), message[0][:PROBLEM_CHARS])
         elif (skip := case.find("skipped")) is not None:
             verdicts.setdefault(test, "skipped")
             outcome.skip_reasons[skip.get("message") or "no reason given"] += 1
@@ -448,6 +459,16 @@ def _print_skips(outcomes: list[Outcome]) -> None:
         for name, value in outcome.measured.items():
             print(f"measured in {outcome.name}: {name} {value}")
     print()
+
+
+def _print_failures(outcomes: list[Outcome]) -> None:
+    """Name the failed tests again: logs of continuous integration are cut at their beginning."""
+    for outcome in outcomes:
+        for name in outcome.failed_names[:NAMED_MOST]:
+            print(f"FAILED in {outcome.name}: {name}: {outcome.problems.get(name, '')}")
+        more = len(outcome.failed_names) - NAMED_MOST
+        if more > 0:
+            print(f"FAILED in {outcome.name}: {more} more")
 
 
 def _print_flakes(outcomes: list[Outcome]) -> int:

@@ -77,6 +77,7 @@ def test_incomplete_second_run_excuses_no_failure() -> None:
 def test_failed_tests_are_named(tmp_path: Path) -> None:
     outcome = count("unit", report(tmp_path, case("a"), case("b", '<failure message="no"/>')))
     assert outcome.failed_names == ["tests.unit.x::b"]
+    assert outcome.problems == {"tests.unit.x::b": "no"}
 
 
 @pytest.mark.parametrize(
