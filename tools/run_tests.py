@@ -40,7 +40,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,9 +91,9 @@ RUN_AGAIN = frozenset(
 )
 """Tiers whose tests share the machine with real processes."""
 FLAKES_MOST = 3
-"""Failed tests of a tier that are retried; with more, the failure is systematic."""
+"""Causes of failures of a tier that are retried; with more, the failure is systematic."""
 FLAKES_OF_ALL_MOST = 5
-"""Tests of a whole run that may be flaky."""
+"""Causes of flaky tests that a whole run may have."""
 
 RUNTIME = ("runc",)
 VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
@@ -360,13 +360,22 @@ def _run_part(
     )
     code = subprocess.run([*command, *dealt], cwd=ROOT, check=False).returncode
     outcome = count(tier, report) if report.exists() else Outcome(name=tier)
-    if tier in RUN_AGAIN and code == 1 and 1 <= outcome.failed <= FLAKES_MOST:
+    if tier in RUN_AGAIN and code == 1 and 1 <= causes(outcome.failed_names) <= FLAKES_MOST:
         outcome, code = _run_again(outcome, command, report)
     outcome.seconds = time.monotonic() - started_s
     if code not in (*PYTEST_RAN, PYTEST_NO_TESTS) or (code == 1 and not outcome.failed):
         print(f"{part}: pytest itself stopped with exit code {code}", flush=True)
         outcome.failed += 1
     return outcome
+
+
+def causes(names: Sequence[str]) -> int:
+    """Return the number of causes that the failures of ``names`` count as.
+
+    Many failures that are all in one file count as one: the control plane that its tests share failed.
+    """
+    is_one_file = len({re.split(r"\.Test|::", name)[0] for name in names}) == 1
+    return 1 if is_one_file and len(names) > FLAKES_MOST else len(names)
 
 
 def add(first: Outcome, second: Outcome) -> Outcome:
@@ -472,11 +481,11 @@ def _print_failures(outcomes: list[Outcome]) -> None:
 
 
 def _print_flakes(outcomes: list[Outcome]) -> int:
-    """Name the tests that flaked, and their number."""
+    """Name the tests that flaked; return the number of causes."""
     flaked = [(outcome.name, name) for outcome in outcomes for name in outcome.flaked]
     for tier, name in flaked:
         print(f"FLAKED in {tier}: {name} failed among others and passed alone; mend it")
-    return len(flaked)
+    return sum(causes(outcome.flaked) for outcome in outcomes)
 
 
 def _print_versions(release: str | None) -> None:

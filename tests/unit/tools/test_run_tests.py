@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_tests import ROOT, SCHEDULERS, Outcome, count, gate_names, main, merge
+from tools.run_tests import ROOT, SCHEDULERS, Outcome, causes, count, gate_names, main, merge
 
 
 def report(tmp_path: Path, *cases: str) -> Path:
@@ -72,6 +72,15 @@ def test_test_that_passes_alone_is_counted_as_passed_and_named_as_flaked() -> No
 def test_incomplete_second_run_excuses_no_failure() -> None:
     outcome = merge(failing("x::a", "x::b"), failing(passed=1))
     assert (outcome.failed, outcome.flaked) == (2, [])
+
+
+def test_failures_of_one_file_are_one_cause_if_they_are_many() -> None:
+    shared = [f"tests.contract.dra.test_real.TestObjects::test_{number}" for number in range(12)]
+    assert causes(shared) == 1
+    assert causes([*shared, "tests.contract.dra.test_real.TestScheduling::test_a"]) == 1
+    assert causes([*shared, "tests.contract.dra.test_simulated.TestObjects::test_1"]) == 13
+    assert causes(shared[:3]) == 3
+    assert causes([]) == 0
 
 
 def test_failed_tests_are_named(tmp_path: Path) -> None:
