@@ -372,7 +372,7 @@ def _run_part(
 def causes(names: Sequence[str]) -> int:
     """Return the number of causes that the failures of ``names`` count as.
 
-    Many failures that are all in one file count as one: the control plane that its tests share failed.
+    Many failures that are all in one file count as one: the control plane that they share failed.
     """
     is_one_file = len({re.split(r"\.Test|::", name)[0] for name in names}) == 1
     return 1 if is_one_file and len(names) > FLAKES_MOST else len(names)
