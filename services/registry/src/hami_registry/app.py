@@ -65,6 +65,7 @@ from hami_registry.shell.api import RULES, Api
 from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.console import Console
 from hami_registry.shell.cordons import Cordons
 from hami_registry.shell.deadletters import DeadLetters
 from hami_registry.shell.fleet import FleetFeed
@@ -72,6 +73,7 @@ from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
+from hami_registry.shell.session import Sessions
 from hami_registry.shell.views import Views
 
 SERVICE: Final = "registry"
@@ -166,8 +168,9 @@ async def serve_registry(
     """Serve until ``context.stopping``; started, with its port, once it is ready."""
     settings = context.settings
     servers = Servers()
+    console = Console(settings.console_dir) if settings.console_dir else None
     api = HttpApp(
-        context.settings_file.routes(),
+        {**context.settings_file.routes(), **(console.routes() if console else {})},
         registry=context.registry,
         ready=lambda: context.ready.is_set,
         is_complete=False,
@@ -201,6 +204,8 @@ async def serve_registry(
                 group.start_soon(keep, "Kubernetes", partial(_with_kube, parts, settings))
             if tls is not None:
                 group.start_soon(keep, "certificate", partial(_watch_certificate, tls))
+            if console is not None:
+                group.start_soon(keep, "console", console.watch)
             api.complete(_routes(context, parts))
             context.ready.set()
             task_status.started(ports[0])
@@ -316,8 +321,10 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
     auth = None
     if context.settings.auth == "kubernetes":
         auth = KubeAuth(lambda: parts.kube, clock=context.clock)
+    gate = Gate(auth)
     return {
-        **Gate(auth).guarded(parts.api.routes(), RULES),
+        **gate.guarded(parts.api.routes(), RULES),
+        **Sessions(gate).routes(),
         ("GET", "/openapi.json"): openapi_document,
     }
 

@@ -54,6 +54,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     RBAC lets them read (docs/security.md); ``none``: any caller that reaches the port reads
     everything.
     """
+    console_dir: str = ""
+    """Directory of the built console, served under ``/console/``; empty: no console."""
     tls_host: str = "127.0.0.1"
     """Address of the API's HTTPS server; ``0.0.0.0`` or ``::`` in a cluster."""
     tls_port: int = 9443

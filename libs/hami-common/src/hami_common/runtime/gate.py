@@ -78,6 +78,24 @@ class Gate:
         """Without ``auth`` every caller is admitted."""
         self._auth = auth
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether callers must authenticate."""
+        return self._auth is not None
+
+    async def caller(self, request: Request) -> Caller | None:
+        """Return the authenticated caller; ``None`` when the request has no credential.
+
+        ``Unauthenticated`` when the credential is invalid.
+        """
+        if self._auth is None or "Authorization" not in request.headers:
+            return None
+        return await _judge(self._auth, _token(request), ())
+
+    async def may(self, caller: Caller, needed: Sequence[Access]) -> bool:
+        """Return whether the caller has all these permissions."""
+        return self._auth is None or await _may(self._auth, caller, needed)
+
     def guarded(
         self, routes: Mapping[Route, Handler], rules: Mapping[Route, Rule]
     ) -> dict[Route, Handler]:

@@ -161,8 +161,9 @@ class HttpApp:
         healthy: Callable[[], bool] = lambda: True,
         is_complete: bool = True,
     ) -> None:
-        """Serve ``routes``, by method and path; a part ``{name}`` of a path matches one segment.
+        """Serve ``routes``, by method and path.
 
+        A part ``{name}`` of a path matches one segment, ``{name...}`` at its end the rest.
         Without ``is_complete``, other paths are answered with 503 until ``complete`` was called.
         """
         self.body_limit = body_limit
@@ -219,12 +220,16 @@ class HttpApp:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    parts = re.split(r"\{(\w+)\}", path)
+    start, rest = path, ""
+    if (found := re.search(r"\{(\w+)\.\.\.\}$", path)) is not None:
+        start, rest = path[: found.start()], f"(?P<{found[1]}>.+)"
+    parts = re.split(r"\{(\w+)\}", start)
     return re.compile(
         "".join(
             f"(?P<{part}>[^/]+)" if position % 2 else re.escape(part)
             for position, part in enumerate(parts)
         )
+        + rest
     )
 
 
