@@ -82,6 +82,12 @@ gen:
 gen-check:
     python -m tools.gen --check
 
+# format, lint, types and unit tests of the console
+[group('gate')]
+console-check:
+    python -m tools.build_console check
+    python -m tools.build_console test
+
 # do the pinned requirements match *.in and the members?
 [group('gate')]
 pins-check:
@@ -129,6 +135,12 @@ demo *args:
 [no-exit-message]
 build name *args:
     @shift; python -m "tools.build_{{ name }}" "$@"
+
+# the console in the browser: build [--out DIR] | check | fmt | test | lock
+[group('build')]
+[no-exit-message]
+console *args:
+    @python -m tools.build_console "$@"
 
 # build all images as OCI archives: --out DIR [--bundle] [--base NAME@DIGEST] [--platform linux/arm64] [--only NAME…]
 [group('build')]

@@ -26,6 +26,7 @@ SETS: tuple[tuple[str, str | None], ...] = (
     ("dev", "runtime"),
     ("bootstrap", "dev"),
     ("frameworks", "runtime"),
+    ("console", None),
 )
 """Each set with the one whose versions it must share, in the order of compilation."""
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hami_sim.hardware.fake_nvml import FakeNvml
-from tests.support import frameworks
 from tests.support.cuda_child import ROOT, CudaChild
+from tools.cached_packages import installed
 
 FETCH_S = 120
 COMPUTE_S = 60
@@ -44,7 +44,7 @@ print(jax.default_backend(), float(value), digest)
 @pytest.fixture(scope="module")
 def packages() -> str:
     """PYTHONPATH with the frameworks."""
-    return f"{ROOT}:{frameworks.installed()}"
+    return f"{ROOT}:{installed('frameworks')}"
 
 
 @pytest.mark.parametrize("has_driver", [False, True], ids=["absent", "present"])

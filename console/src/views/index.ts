@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// All views, one line each in alphabetical order; console/README.md describes how to add one.
+
+import { capacity } from "./capacity/index.ts";
+import type { View } from "./view.ts";
+
+export const views: readonly View[] = [
+  capacity, //
+];
