@@ -8,7 +8,7 @@ Order is kept, so that update shows when the rest was judged.
 
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -292,8 +292,10 @@ class Flood:
         return client
 
     async def aclose(self) -> None:
+        """Close the connection; the server may have reset it, with messages still unsent."""
         if self._client is not None:
-            await self._client.close()
+            with suppress(ConnectionError):
+                await self._client.close()
 
 
 async def _ignore(error: Exception) -> None:
