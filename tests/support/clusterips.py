@@ -7,13 +7,14 @@ against the Service's name, as in a cluster. Outside document: KEP-1281.
 """
 
 import logging
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import yaml
-from anyio.abc import ByteStream, SocketStream
+from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 HOST = "127.0.0.1"
@@ -23,9 +24,9 @@ _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream
 _log = logging.getLogger(__name__)
 
 
-def selector_config(socket: Path) -> str:
-    """Configuration that sends the API server's calls into the cluster through ``socket``."""
-    transport = {"uds": {"udsName": str(socket)}}
+def selector_config(path: Path) -> str:
+    """Configuration that sends calls into the cluster through the unix socket ``path``."""
+    transport = {"uds": {"udsName": str(path)}}
     return yaml.safe_dump(
         {
             "apiVersion": "apiserver.k8s.io/v1beta1",
@@ -48,9 +49,9 @@ class ClusterIps:
         """Port on this machine by ``<cluster IP>:<port>`` of a Service."""
 
     @asynccontextmanager
-    async def serve(self, socket: Path) -> AsyncIterator[None]:
-        """Take calls at ``socket`` for the time of the block."""
-        listener = await anyio.create_unix_listener(socket)
+    async def serve(self, path: Path) -> AsyncIterator[None]:
+        """Take calls at ``path`` for the time of the block."""
+        listener = await anyio.create_unix_listener(path)
         async with listener, anyio.create_task_group() as group:
             group.start_soon(listener.serve, self._take)
             yield
@@ -71,16 +72,23 @@ class ClusterIps:
                     if reader.buffer:
                         await service.send(reader.buffer)
                     async with anyio.create_task_group() as group:
-                        group.start_soon(_pump, caller, service, group.cancel_scope)
-                        group.start_soon(_pump, service, caller, group.cancel_scope)
+                        group.start_soon(_pump, caller, service)
+                        group.start_soon(_pump, service, caller)
             except (*_GONE, anyio.DelimiterNotFound, anyio.IncompleteRead) as error:
                 _log.debug("call ended", extra={"problem": repr(error)})
 
 
-async def _pump(source: ByteStream, sink: ByteStream, scope: anyio.CancelScope) -> None:
-    """Forward until one side is gone; its owner closes the streams once nothing waits for them."""
-    try:
+async def _pump(source: SocketStream, sink: SocketStream) -> None:
+    """Forward until one side is gone, and then end the other direction too.
+
+    Shutting the sockets down wakes the other pump. Cancelling it instead, or closing the unix
+    socket while it waits, races in anyio 4.16: the loop may already have queued ``set_result`` of
+    the future that the cancellation ends, which fails with InvalidStateError.
+    """
+    with suppress(*_GONE):
         while True:
             await sink.send(await source.receive())
-    except _GONE:
-        scope.cancel()
+    for stream in (source, sink):
+        with suppress(OSError):
+            raw = stream.extra(SocketAttribute.raw_socket)  # noqa: S610 - not of Django
+            raw.shutdown(socket.SHUT_RDWR)
