@@ -9,8 +9,9 @@ import aiohttp
 import anyio
 import msgspec
 import pytest
+from multidict import CIMultiDict
 
-from hami_common.errors import SettingsInvalid, Unavailable
+from hami_common.errors import Denied, SettingsInvalid, Unavailable
 from hami_common.runtime import gate, httpd
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.kubeauth import KubeAuth
@@ -178,9 +179,44 @@ async def test_stream_ends_when_its_reader_may_not_read_any_more(
     assert rest.endswith(gate.STREAM_END)
 
 
+def asked(method: str, **headers: str) -> httpd.Request:
+    return httpd.Request(
+        method=method,
+        path="/v1/resize",
+        query={},
+        headers=CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()}),
+        body=b"",
+        params={},
+    )
+
+
 async def test_every_caller_is_admitted_without_authentication() -> None:
     routes = gate.Gate(None).guarded(PATHS, RULES)
-    assert routes == PATHS
+    assert {route: routes[route] for route in PATHS if route[0] == "GET"} == {
+        route: PATHS[route] for route in PATHS if route[0] == "GET"
+    }
+    resize = routes["POST", "/v1/resize"]
+    own = {"Sec_Fetch_Site": "same-origin", "Origin": "http://127.0.0.1:1", "Host": "127.0.0.1:1"}
+    for headers in ({}, {"Sec_Fetch_Site": "none"}, own):
+        assert isinstance(await resize(asked("POST", **headers)), httpd.Response)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Origin": "http://evil.example", "Host": "127.0.0.1:1"},
+        {"Origin": "null", "Host": "127.0.0.1:1"},
+        {"Sec_Fetch_Site": "same-origin", "Origin": "http://127.0.0.1:2", "Host": "127.0.0.1:1"},
+    ],
+)
+async def test_foreign_page_changes_nothing_where_no_login_is_needed(
+    headers: dict[str, str],
+) -> None:
+    resize = gate.Gate(None).guarded(PATHS, RULES)["POST", "/v1/resize"]
+    with pytest.raises(Denied, match="page of another origin"):
+        await resize(asked("POST", **headers))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "registry.example"])  # noqa: S104

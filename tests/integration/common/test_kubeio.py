@@ -15,7 +15,9 @@ from hami_common.errors import Conflict, Denied, NotFound, SettingsInvalid, Unav
 from hami_common.ports import WatchEvent
 from hami_common.runtime import kubeio
 from hami_common.runtime.kubeio import reflector
+from hami_common.runtime.kubeio.login import log_in
 from hami_sim.apiserver import ApiServer, Fault, Match, RequestInfo, Settings, User
+from hami_sim.certs import CertificateAuthority
 from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -159,6 +161,28 @@ async def test_a_rotated_token_is_read_again_and_the_request_repeated(tmp_path: 
                 await client.get("/api/v1/namespaces/default")
             assert caught.value.status == 401
             server.kubeconfig(path)
+            assert decoded(await client.get("/api/v1/namespaces/default"))["kind"] == "Namespace"
+
+
+async def test_another_users_token_is_presented_without_our_credentials(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    authority = CertificateAuthority()
+    cert, key, _ = authority.issue_files(tmp_path / "client", [], common_name="registry")
+    async with ApiServer(Settings(tls=True)) as server:
+        config = decoded(server.kubeconfig(path).read_bytes())
+        user = config["users"][0]["user"]
+        user.update({"client-certificate": str(cert), "client-key": str(key)})
+        path.write_bytes(msgspec.json.encode(config))
+        ours = await log_in(str(path), "", tmp_path)
+        assert ours.cert_file == str(cert)
+        theirs = ours.with_token("theirs")
+        assert (theirs.cert_file, theirs.key_file) == (None, None)
+        assert (theirs.host, theirs.ca_file) == (ours.host, ours.ca_file)
+        async with kubeio.connect_as("forged", str(path)) as client:
+            with pytest.raises(Denied) as caught:
+                await client.get("/api/v1/namespaces/default")
+            assert caught.value.status == 401
+        async with kubeio.connect_as(server.token, str(path)) as client:
             assert decoded(await client.get("/api/v1/namespaces/default"))["kind"] == "Namespace"
 
 

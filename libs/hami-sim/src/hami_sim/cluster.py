@@ -115,6 +115,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     binding, instead of reading the hardware profile. Containers get the fake driver beside it."""
     limiter: str = ""
     """The in-container library that holds containers to their shares; empty: nothing does."""
+    console: str = ""
+    """Directory of the built console, which the registry serves; empty: none."""
     taps: bool = False
     dra: bool = False
     """Component ``dra``: agents publish slices, the scheduler and the webhook serve claims, and
@@ -335,8 +337,16 @@ class Cluster:
                 **self.plane.webhook_settings,
             },
         )
+        self.ports.setdefault("scheduler", free_port())
         await self._add_service(
-            "registry", "hami_registry", "registry", {"device_config_file": str(devices)}
+            "registry",
+            "hami_registry",
+            "registry",
+            {
+                "device_config_file": str(devices),
+                "scheduler_url": self.url("scheduler"),
+                "console_dir": self.spec.console,
+            },
         )
         for name in self.schedulers:
             signing = {"signing_key_file": str(keys / "signing.pem"), "replica": name}

@@ -267,13 +267,30 @@ def table(stories: list[Document]) -> str:
     )
 
 
-async def built(tool: str) -> Path:
+async def built(tool: str, *arguments: str) -> Path:
     """Return the path that a tool of the repository builds or has built: its last printed line."""
     program = examples_directory().parent / "tools" / tool
-    done = await anyio.run_process([sys.executable, str(program)], check=False)
+    done = await anyio.run_process([sys.executable, str(program), *arguments], check=False)
     if done.returncode != 0:
         raise Unavailable(peer=tool, detail=done.stderr.decode(errors="replace"))
     return Path(done.stdout.decode().splitlines()[-1])
+
+
+async def built_console() -> str:
+    """Return the directory of the console; empty if there is none, with the reason printed.
+
+    A console that cannot be built now, such as without access to packages, is that of an earlier
+    build if there is one.
+    """
+    try:
+        return str(await built("build_console.py", "build"))
+    except Unavailable as error:
+        reason = (error.detail.strip().splitlines() or ["no reason given"])[-1]
+    earlier = examples_directory().parent / "build" / "console"
+    has_earlier = (earlier / "index.html").is_file()
+    state = "is that of an earlier build" if has_earlier else "is not served"
+    say(f"the console {state}, it could not be built: {reason}")
+    return str(earlier) if has_earlier else ""
 
 
 def exports(cluster: Cluster) -> str:
@@ -312,6 +329,7 @@ async def demo(*, once: bool, profile: str, json_path: Path | None, directory: P
             "webhook": {"policy.allocation_mode": "dra"} if profile == "dra" else {},
         },
         dra=profile == "dra",
+        console="" if once else await built_console(),
     )
     built_s = anyio.current_time() - begun
     async with run_cluster(spec, directory) as cluster:
@@ -343,6 +361,8 @@ async def demo(*, once: bool, profile: str, json_path: Path | None, directory: P
         if not once:
             say("\nIn another terminal kubectl and hamictl find the cluster after this line:")
             say(exports(cluster))
+            if spec.console:
+                say(f"\nConsole: {cluster.url('registry')}/console/")
             say("\nstop with Ctrl-C")
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for _ in signals:

@@ -32,7 +32,6 @@ from hami_common.pods import annotations
 from hami_common.ports import Clock, KubeApi
 from hami_common.vendors.catalog import Catalog
 from hamictl import installation
-from hamictl.commands.cordon import REASONS
 from hamictl.installation import Document
 
 AGENT_DEVICES: Final = "hami-agent-devices"
@@ -46,7 +45,7 @@ ANNOTATIONS: Final = (
     annotations.CAPACITY_RETURNED,
     annotations.TAKEN_OVER,
     annotations.DEVICE_CORDON,
-    REASONS,
+    annotations.DEVICE_CORDON_REASONS,
     *(word.register for word in hamiformat.WORDS if word.register),
 )
 """Annotations that the services and hamictl write on nodes."""

@@ -66,10 +66,12 @@ from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.console import Console
+from hami_registry.shell.cordonapi import CordonApi
 from hami_registry.shell.cordons import Cordons
 from hami_registry.shell.deadletters import DeadLetters
 from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.follow import Reader, follow
+from hami_registry.shell.gateway import Gateway, SchedulerAddress
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
@@ -169,6 +171,7 @@ async def serve_registry(
     settings = context.settings
     servers = Servers()
     console = Console(settings.console_dir) if settings.console_dir else None
+    _scheduler(settings).check(sends_tokens=settings.auth != "none")
     api = HttpApp(
         {**context.settings_file.routes(), **(console.routes() if console else {})},
         registry=context.registry,
@@ -318,15 +321,46 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
         del request
         return Response(body=described)
 
+    settings = context.settings
     auth = None
-    if context.settings.auth == "kubernetes":
+    if settings.auth == "kubernetes":
         auth = KubeAuth(lambda: parts.kube, clock=context.clock)
     gate = Gate(auth)
+    gateway = Gateway(
+        _scheduler(settings),
+        places=Places(
+            what="requests to the scheduler",
+            setting="question_limit_per_caller",
+            total=settings.question_limit,
+            per_caller=settings.question_limit_per_caller,
+        ),
+        proxied=gate.proxied,
+    )
+    cordons = CordonApi(
+        projection=parts.views.projection,
+        connect_as=lambda token: kubeio.connect_as(
+            token, settings.kubeconfig, user_agent="hami-console"
+        ),
+        own=lambda: parts.kube,
+        is_open=settings.auth == "none",
+        clock=context.clock,
+    )
     return {
         **gate.guarded(parts.api.routes(), RULES),
+        **gateway.guarded(gate),
+        **cordons.guarded(gate),
         **Sessions(gate).routes(),
         ("GET", "/openapi.json"): openapi_document,
     }
+
+
+def _scheduler(settings: Settings) -> SchedulerAddress:
+    """Return the scheduler's address."""
+    return SchedulerAddress(
+        url=settings.scheduler_url,
+        ca_file=settings.scheduler_ca_file,
+        timeout_s=settings.scheduler_timeout_s,
+    )
 
 
 async def _watch_certificate(tls: TlsFiles) -> None:

@@ -46,7 +46,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     use, which lowers what ``/v1/capacity`` offers: contexts of the driver, rounding.
     """
     question_limit: int = 32
-    """Maximum concurrent requests that query the agents of all nodes (usage, checks)."""
+    """Maximum concurrent requests that query the agents of all nodes (usage, checks), and as many
+    that are forwarded to the scheduler.
+    """
     question_limit_per_caller: int = 8
     """Maximum of them for one caller."""
     auth: Literal["none", "kubernetes"] = "none"
@@ -56,6 +58,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     console_dir: str = ""
     """Directory of the built console, served under ``/console/``; empty: no console."""
+    scheduler_url: str = ""
+    """Address of the scheduler's API for the routes that are forwarded to it; empty: they answer
+    503. Unless ``auth`` is ``none``, ``https://`` or on loopback.
+    """
+    scheduler_ca_file: str = ""
+    """PEM bundle of the CA of that address; empty: the system's."""
+    scheduler_timeout_s: float = 60.0
+    """Longest wait for an answer of the scheduler; a resize waits for the node."""
     tls_host: str = "127.0.0.1"
     """Address of the API's HTTPS server; ``0.0.0.0`` or ``::`` in a cluster."""
     tls_port: int = 9443

@@ -101,11 +101,6 @@ NODE_WAITING = 256
 """Maximum waiting heartbeats, or faults, of one node; more are dropped."""
 REST_S = 0.05
 """Pause between two reads of the bus while no caller waits for an answer from it."""
-RULES: Mapping[gate.Route, gate.Rule] = {
-    ("GET", "/v1/queues"): gate.nodes,
-    ("POST", "/v1/resize"): gate.resizes_pod,
-}
-"""Access rules of ``/v1/`` routes other than ``gate.everything``."""
 DRAIN_S = 5.0
 """Maximum time to write queued releases and decisions at shutdown."""
 
@@ -746,11 +741,9 @@ def guarded(
 
     The extender's depend on the address.
     """
-    if settings.auth == "none":
-        return dict(routes)
     mine = {route: handler for route, handler in routes.items() if route[1].startswith("/v1/")}
-    auth = KubeAuth(lambda: kube, clock=clock)
-    return {**routes, **gate.Gate(auth).guarded(mine, RULES)}
+    auth = None if settings.auth == "none" else KubeAuth(lambda: kube, clock=clock)
+    return {**routes, **gate.Gate(auth).guarded(mine, gate.SCHEDULER_RULES)}
 
 
 async def _ask(bus: natsio.Bus, subject: str) -> bytes:

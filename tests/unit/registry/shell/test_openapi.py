@@ -7,8 +7,12 @@ from pathlib import Path
 
 from hami_registry.shell import openapi
 from hami_registry.shell.api import OPERATIONS, Api
+from hami_registry.shell.gateway import FORWARDED
 
-COMMITTED = Path(__file__).parents[4] / "docs/openapi/registry.json"
+FOLDER = Path(__file__).parents[4] / "docs/openapi"
+COMMITTED = FOLDER / "registry.json"
+UNPUBLISHED = "/v1/snapshot"
+"""Route of the scheduler for simulation and replay, which no browser needs."""
 
 
 def test_committed_document_is_current() -> None:
@@ -31,3 +35,13 @@ def test_every_path_parameter_is_described() -> None:
 def test_every_operation_has_a_handler_of_its_own() -> None:
     assert all(callable(getattr(Api, operation.name)) for operation in OPERATIONS)
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_forwarded_routes_are_those_of_the_scheduler() -> None:
+    offered = json.loads((FOLDER / "scheduler.json").read_text())["paths"]
+    routes = {(method.upper(), path) for path, item in offered.items() for method in item}
+    assert routes - {("GET", UNPUBLISHED)} <= set(FORWARDED)
+    paths = openapi.document()["paths"]
+    for _, path in FORWARDED:
+        pointer = path.replace("/", "~1")
+        assert paths[path]["$ref"] == f"scheduler.json#/paths/{pointer}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API tells callers about themselves."""
+"""Sessions: name, login and view of a caller."""
 
 from typing import Any
 

@@ -6,12 +6,19 @@ required permissions on the Kubernetes API: read the pods of the requested names
 both everywhere. A route without a rule requires all of them. A stream is authorized again every
 ``STREAM_CHECK_S`` and ends when its reader loses the permission. Without an API server every caller
 is rejected.
+
+Behind an authenticating proxy (``FrontProxy``, ADR 42) the proxy may name user and groups in
+headers instead, as the front proxy of a Kubernetes API server does. The headers count only on a
+connection whose client certificate the proxy's CA signed. Such a caller usually has a cookie at the
+proxy, so a request that changes something must come from a page of the own origin. A request
+without any credential (no gate) must not come from a foreign page either.
 """
 
 import ipaddress
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -21,10 +28,24 @@ from hami_common.errors import Denied, HamiError, RequestInvalid, SettingsInvali
 from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime.httpd import Handler, Request, Response, StreamedResponse
 from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
+from hami_common.runtime.servingcertificate import common_name
 
 STREAM_CHECK_S = 60.0
 STREAM_END = b"event: end\ndata: {}\n\n"
 _SCHEME = "bearer "
+USER_HEADER = "X-Remote-User"
+GROUP_HEADER = "X-Remote-Group"
+CONSOLE_HEADER = "X-HAMi-Console"
+"""Sent by the console with each request; a foreign page cannot set it."""
+SITE_HEADER = "Sec-Fetch-Site"
+"""Set by browsers: https://www.w3.org/TR/fetch-metadata/."""
+SAME_ORIGIN = "same-origin"
+_SAFE = ("GET", "HEAD")
+_RESERVED = "system:"
+AUTHENTICATED = "system:authenticated"
+"""Group of every caller that is authenticated, as the API server adds it."""
+_LONGEST_NAME = 256
+_GROUPS_MOST = 256
 
 Rule = Callable[[Request], Sequence[Access]]
 Route = tuple[str, str]
@@ -71,26 +92,122 @@ def resizes_pod(request: Request) -> Sequence[Access]:
     return (Access(verb="patch", resource="pods", subresource="resize", namespace=namespace),)
 
 
+SCHEDULER_RULES: Mapping[Route, Rule] = {
+    ("GET", "/v1/queues"): nodes,
+    ("POST", "/v1/resize"): resizes_pod,
+}
+"""Rules of the scheduler's ``/v1/`` routes other than ``everything``: at the scheduler, and at the
+registry, which forwards requests.
+"""
+
+
+class FrontProxy(Struct, frozen=True, kw_only=True):
+    """An authenticating proxy before the service."""
+
+    names: Collection[str] = ()
+    """Common names of its client certificate; empty: all that the CA signed."""
+    user_header: str = USER_HEADER
+    group_header: str = GROUP_HEADER
+
+    def caller(self, request: Request) -> Caller | None:
+        """Return the caller that the proxy names; ``None`` when no proxy sent the request.
+
+        ``Unauthenticated`` when the headers are malformed, ``Denied`` when the request changes
+        something and a page of another origin may have sent it.
+        """
+        certificate = request.peer_certificate
+        if not certificate or (self.names and common_name(certificate) not in self.names):
+            return None
+        users = _values(request.headers, self.user_header)
+        if not users:
+            return None
+        groups = _values(request.headers, self.group_header)
+        if len(users) > 1 or len(groups) > _GROUPS_MOST:
+            raise Unauthenticated(
+                problem=f"the proxy sent {len(users)} users and {len(groups)} groups",
+                fix=f"let it send one {self.user_header} and at most {_GROUPS_MOST} groups",
+            )
+        for name in (*users, *groups):
+            if not _is_proxied_name(name):
+                raise Unauthenticated(
+                    problem=f"the proxy sent the user or group {name[:40]!r}",
+                    fix=f"let it send names of 1 to {_LONGEST_NAME} characters that do not begin "
+                    f"with {_RESERVED}",
+                )
+        if request.method not in _SAFE:
+            _require_own_page(request)
+        return Caller(username=users[0], groups=(*groups, AUTHENTICATED))
+
+
+def _values(headers: Mapping[str, str], name: str) -> Sequence[str]:
+    """Return all values of a header that may be repeated."""
+    found = getattr(headers, "getall", None)
+    if found is None:
+        return (headers[name],) if name in headers else ()
+    return tuple(found(name, ()))
+
+
+def _is_proxied_name(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST_NAME and name.isprintable() and not name.startswith(_RESERVED)
+
+
+def _require_own_page(request: Request) -> None:
+    site = request.headers.get(SITE_HEADER, "")
+    if site == SAME_ORIGIN and CONSOLE_HEADER in request.headers:
+        return
+    raise Denied(
+        peer="the registry",
+        detail=f"a request that changes something needs the header {CONSOLE_HEADER} and "
+        f"{SITE_HEADER}: {SAME_ORIGIN}, as the console sends them",
+        status=403,
+    )
+
+
+def _refuse_foreign_pages(request: Request) -> None:
+    """Raise ``Denied`` when a browser sent the request for a page of another origin."""
+    site = request.headers.get(SITE_HEADER, SAME_ORIGIN)
+    origin = request.headers.get("Origin", "")
+    own = request.headers.get("Host", "")
+    if site in (SAME_ORIGIN, "none") and (not origin or urlsplit(origin).netloc == own):
+        return
+    raise Denied(
+        peer="the registry",
+        detail=f"a page of another origin ({origin or site}) must not change anything",
+        status=403,
+    )
+
+
+Credential = Callable[[], Awaitable[Caller]]
+"""Returns the present owner of a credential; ``Unauthenticated`` once it is invalid."""
+
+
 class Gate:
     """Guards the handlers of one server."""
 
-    def __init__(self, auth: KubeAuth | None) -> None:
-        """Without ``auth`` every caller is admitted."""
+    def __init__(self, auth: KubeAuth | None, proxy: FrontProxy | None = None) -> None:
+        """Without ``auth`` every caller is admitted. ``proxy`` may identify callers too."""
         self._auth = auth
+        self._proxy = proxy
 
     @property
     def is_closed(self) -> bool:
         """Return whether callers must authenticate."""
         return self._auth is not None
 
+    def proxied(self, request: Request) -> Caller | None:
+        """Return the caller whom the proxy names; ``None`` when it did not send the request."""
+        return None if self._auth is None or self._proxy is None else self._proxy.caller(request)
+
     async def caller(self, request: Request) -> Caller | None:
         """Return the authenticated caller; ``None`` when the request has no credential.
 
         ``Unauthenticated`` when the credential is invalid.
         """
-        if self._auth is None or "Authorization" not in request.headers:
+        if self._auth is None:
             return None
-        return await _judge(self._auth, _token(request), ())
+        if "Authorization" not in request.headers and self.proxied(request) is None:
+            return None
+        return await _credential(self._auth, self._proxy, request)()
 
     async def may(self, caller: Caller, needed: Sequence[Access]) -> bool:
         """Return whether the caller has all these permissions."""
@@ -102,25 +219,36 @@ class Gate:
         """The same routes, each behind its rule."""
         auth = self._auth
         if auth is None:
-            return dict(routes)
+            return {
+                route: handler if route[0] in _SAFE else _own_pages(handler)
+                for route, handler in routes.items()
+            }
         return {
-            route: _guard(auth, handler, rules.get(route, everything))
+            route: _guard(auth, self._proxy, handler, rules.get(route, everything))
             for route, handler in routes.items()
         }
 
 
-def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
+def _own_pages(handler: Handler) -> Handler:
     async def guarded(request: Request) -> Response | StreamedResponse:
-        token = _token(request)
+        _refuse_foreign_pages(request)
+        return await handler(request)
+
+    return guarded
+
+
+def _guard(auth: KubeAuth, proxy: FrontProxy | None, handler: Handler, rule: Rule) -> Handler:
+    async def guarded(request: Request) -> Response | StreamedResponse:
+        credential = _credential(auth, proxy, request)
         needed = rule(request)
-        caller = await _judge(auth, token, needed)
+        caller = await _judge(auth, credential, needed)
         request.caller = _counted_as(caller)
         request.sees_everything = partial(_may, auth, caller, everything(request))
         outcome = await handler(request)
         if isinstance(outcome, Response):
             return outcome
         return StreamedResponse(
-            chunks=_checked(outcome.chunks, auth, token, needed),
+            chunks=_checked(outcome.chunks, auth, credential, needed),
             content_type=outcome.content_type,
             headers=outcome.headers,
         )
@@ -128,12 +256,24 @@ def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
     return guarded
 
 
-async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> Caller:
-    caller = await auth.caller(token)
-    if caller is None:
-        raise Unauthenticated(
-            problem="the token is not good, or not any more", fix="log in to the cluster again"
-        )
+def _credential(auth: KubeAuth, proxy: FrontProxy | None, request: Request) -> Credential:
+    """Return the credential of a request: the proxy's headers, else its token."""
+    named = None if proxy is None else proxy.caller(request)
+    token = "" if named is not None else token_of(request)
+
+    async def owner() -> Caller:
+        caller = named or await auth.caller(token)
+        if caller is None:
+            raise Unauthenticated(
+                problem="the token is not good, or not any more", fix="log in to the cluster again"
+            )
+        return caller
+
+    return owner
+
+
+async def _judge(auth: KubeAuth, credential: Credential, needed: Sequence[Access]) -> Caller:
+    caller = await credential()
     for access in needed:
         if not await auth.may(caller, access):
             raise Denied(peer="the cluster", detail=_refusal(caller, access), status=403)
@@ -159,7 +299,8 @@ def _refusal(caller: Caller, access: Access) -> str:
     return f"{caller.username} may not {access.verb} {what} {where}"
 
 
-def _token(request: Request) -> str:
+def token_of(request: Request) -> str:
+    """Return the caller's Kubernetes token; ``Unauthenticated`` without one."""
     value = request.headers.get("Authorization", "")
     if not value.lower().startswith(_SCHEME):
         raise Unauthenticated(
@@ -169,14 +310,17 @@ def _token(request: Request) -> str:
 
 
 async def _checked(
-    chunks: AsyncGenerator[bytes, None], auth: KubeAuth, token: str, needed: Sequence[Access]
+    chunks: AsyncGenerator[bytes, None],
+    auth: KubeAuth,
+    credential: Credential,
+    needed: Sequence[Access],
 ) -> AsyncGenerator[bytes, None]:
     check_at = anyio.current_time() + STREAM_CHECK_S
     try:
         async for chunk in chunks:
             if anyio.current_time() >= check_at:
                 try:
-                    await _judge(auth, token, needed)
+                    await _judge(auth, credential, needed)
                 except HamiError as error:
                     _log.info("stream ended", extra={"problem": str(error)})
                     yield STREAM_END
@@ -189,7 +333,7 @@ async def _checked(
 
 def require_private(*, host: str, field: str, has_tls: bool) -> None:
     """Refuse settings under which tokens would cross the network as plain text."""
-    if has_tls or _is_loopback(host):
+    if has_tls or is_loopback(host):
         return
     raise SettingsInvalid(
         field=field,
@@ -198,7 +342,8 @@ def require_private(*, host: str, field: str, has_tls: bool) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this host reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

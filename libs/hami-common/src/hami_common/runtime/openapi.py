@@ -62,16 +62,26 @@ def document(
     text: str,
     errors: Mapping[int, str],
     headers: Mapping[str, str],
+    forwarded: Sequence[str] = (),
+    answered_by: str = "",
 ) -> dict[str, Any]:
     """Return the whole document.
 
-    ``errors`` are those of every operation, ``headers`` integers of every JSON answer.
+    ``errors`` are those of every operation, ``headers`` integers of every JSON answer. The paths
+    ``forwarded`` refer to the document of the service ``answered_by``.
     """
     types = [kind for op in operations for kind in (op.body, op.answer) if kind is not None]
     _, components = msgspec.json.schema_components([*types, ErrorAnswer], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for op in operations:
         paths.setdefault(op.path, {})[op.method] = _operation(op, errors, headers)
+    for path in forwarded:
+        # A JSON pointer (RFC 6901) writes "/" as "~1".
+        pointer = path.replace("~", "~0").replace("/", "~1")
+        paths[path] = {
+            "$ref": f"{answered_by}.json#/paths/{pointer}",
+            "description": f"Forwarded: the {answered_by} authorizes the caller and answers.",
+        }
     return {
         "openapi": "3.1.0",
         "info": {

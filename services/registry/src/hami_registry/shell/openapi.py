@@ -7,7 +7,7 @@ The committed copy is docs/openapi/registry.json (tools/gen_openapi.py).
 from typing import Any
 
 from hami_common.runtime import openapi
-from hami_registry.shell import session
+from hami_registry.shell import cordonapi, gateway, session
 from hami_registry.shell.api import DEVICES_SEQ, LEDGER_SEQ, OPERATIONS, STATE_SEQ
 
 _FRESHNESS = {
@@ -20,7 +20,7 @@ _FRESHNESS = {
 def document() -> dict[str, Any]:
     """Return the whole document."""
     return openapi.document(
-        (*OPERATIONS, *session.OPERATIONS),
+        (*OPERATIONS, *session.OPERATIONS, *cordonapi.OPERATIONS),
         title="HAMi registry",
         text="Devices, who holds them and why. Memory in MiB, compute in percent of one device, "
         "times in Unix seconds.",
@@ -29,6 +29,8 @@ def document() -> dict[str, Any]:
             503: "The replica cannot answer yet, or not any more.",
         },
         headers=_FRESHNESS,
+        forwarded=[path for _, path in gateway.FORWARDED],
+        answered_by="scheduler",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers who the caller is, before and after a login (ADR 42)."""
+"""Names the caller, before and after a login (ADR 42)."""
 
 from typing import Literal
 
@@ -26,8 +26,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/session",
         name="session",
         text=(
-            "Who the caller is, and how callers are authenticated. Answers callers without a "
-            "token too, with an empty user."
+            "The caller, and how callers are authenticated. A caller without a token gets an "
+            "answer too, with an empty user."
         ),
         answer=Session,
         errors={401: "The token is invalid or expired."},

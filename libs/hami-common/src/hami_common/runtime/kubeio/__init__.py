@@ -5,7 +5,7 @@ Logging in (kubeconfig, service account, exec plugins) is kubernetes_asyncio's; 
 are not used, because they cost a hundred times the decoding of the few fields we read (design D6).
 """
 
-from hami_common.runtime.kubeio.client import KubeClient, connect
+from hami_common.runtime.kubeio.client import KubeClient, connect, connect_as
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 
-__all__ = ["EventRecorder", "KubeClient", "ObjectRef", "connect"]
+__all__ = ["EventRecorder", "KubeClient", "ObjectRef", "connect", "connect_as"]

@@ -77,7 +77,10 @@ class KubeClient:
         context: str = "",
         user_agent: str = "hami",
         request_timeout_s: float = 15.0,
+        token: str = "",
     ) -> None:
+        """With ``token``, present it alone: the login names only the server and its CA."""
+        self._token = token
         self._kubeconfig = kubeconfig
         self._context = context
         self._user_agent = user_agent
@@ -92,6 +95,8 @@ class KubeClient:
     async def log_in(self) -> None:
         """Read the kubeconfig or the service account, and open a session with that login."""
         login = await log_in(self._kubeconfig, self._context, Path(self._directory.name))
+        if self._token:
+            login = login.with_token(self._token)
         self._login = login
         self._login_count += 1
         tls_files = _tls_files(login)
@@ -357,6 +362,28 @@ async def connect(
         yield client
     finally:
         with finish_within(CLOSE_S):  # also when cancelled: the login's files must be removed
+            await client.close()
+
+
+@asynccontextmanager
+async def connect_as(
+    token: str, kubeconfig: str, *, user_agent: str = "hami", request_timeout_s: float = 15.0
+) -> AsyncIterator[KubeClient]:
+    """Client with the token of another user for the time of the block; does not try the server.
+
+    The server is that of ``kubeconfig``; none of its credentials are presented.
+    """
+    client = KubeClient(
+        kubeconfig=kubeconfig,
+        user_agent=user_agent,
+        request_timeout_s=request_timeout_s,
+        token=token,
+    )
+    try:
+        await client.log_in()
+        yield client
+    finally:
+        with finish_within(CLOSE_S):
             await client.close()
 
 

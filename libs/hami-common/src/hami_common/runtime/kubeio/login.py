@@ -53,6 +53,16 @@ class Login:
         self.verify = verify
         self.authorization = authorization
 
+    def with_token(self, token: str) -> "Login":
+        """Return a login at the same server with this token and without a client certificate."""
+
+        async def authorization() -> str:
+            return f"Bearer {token}"
+
+        return Login(
+            host=self.host, ca_file=self.ca_file, verify=self.verify, authorization=authorization
+        )
+
 
 class _TokenFile:
     """A bearer token in a file that another program replaces."""
