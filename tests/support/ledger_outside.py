@@ -497,7 +497,9 @@ class NatsOutside:
         found: list[Entry] = []
         if last > after:
             start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
-            async with ordered_session(bus, stream=stream, start=start, filter_subject=subject) as (
+            async with ordered_session(
+                bus, stream=stream, start=start, filter_subjects=(subject,)
+            ) as (
                 session,
                 _,
             ):

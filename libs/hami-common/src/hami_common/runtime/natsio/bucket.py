@@ -318,7 +318,7 @@ class _Watch:
             }
         session, _ = await stack.enter_async_context(
             ordered_session(
-                self._bus, stream=self._stream, start=start, filter_subject=self._filter
+                self._bus, stream=self._stream, start=start, filter_subjects=(self._filter,)
             )
         )
         # The consumer sits on any replica. An empty backlog proves nothing: messages that the

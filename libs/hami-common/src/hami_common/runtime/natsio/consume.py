@@ -9,7 +9,7 @@ seconds here, in nanoseconds on the wire.
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -79,7 +79,7 @@ class PullSession:
         self._received.clear()
         return unread
 
-    async def messages(self, *, batch: int = BATCH) -> AsyncIterator[Message | Heartbeat]:
+    async def messages(self, *, batch: int = BATCH) -> AsyncGenerator[Message | Heartbeat, None]:
         """Messages in order of delivery, and heartbeats. Ends only by raising ``Unavailable``."""
         while True:
             await self._pull(batch)
@@ -126,15 +126,23 @@ class PullSession:
 
 @asynccontextmanager
 async def ordered_session(
-    bus: Bus, *, stream: str, start: Mapping[str, Any], filter_subject: str
+    bus: Bus,
+    *,
+    stream: str,
+    start: Mapping[str, Any],
+    filter_subjects: Sequence[str],
+    inactive_s: float = INACTIVE_S,
 ) -> AsyncIterator[tuple[PullSession, dict[str, Any]]]:
-    """An ephemeral consumer without acknowledgements, and its info; ``start``: where it begins."""
+    """An ephemeral consumer without acknowledgements, and its info.
+
+    ``start``: where it begins. The server keeps it for ``inactive_s`` without a reader.
+    """
     consumer = f"{bus.name}-{secrets.token_hex(8)}"
     config = {
         "name": consumer,
         "ack_policy": "none",
-        "filter_subject": filter_subject,
-        "inactive_threshold": int(INACTIVE_S * NS),
+        "filter_subjects": list(filter_subjects),
+        "inactive_threshold": int(inactive_s * NS),
         "mem_storage": True,
         "num_replicas": 1,
         **start,

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads events of the last days from the stream ``HAMI_EVENTS`` on demand.
+
+``History.read`` yields the stored events of some subjects from a time to the present end of the
+stream, in stream order, within bounds on messages, bytes and time; ``Reading.cut`` says which bound
+ended it early. ``History.follow`` yields events from a sequence on, without bounds, and then new
+ones. Both use an ordered consumer without acknowledgements that the server drops soon after.
+Nothing is kept here. Filter subjects of one call must not overlap. Times in Unix seconds.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from hami_common.bus import subjects
+from hami_common.errors import NotFound, Unavailable, WireInvalid
+from hami_common.events import codec
+from hami_common.ports import Clock
+from hami_common.runtime.natsio import Bus
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import PEER
+from hami_common.runtime.natsio.consume import (
+    NS,
+    Heartbeat,
+    PullSession,
+    Sequences,
+    ordered_session,
+    parse_ack,
+)
+from hami_common.runtime.natsio.jetstream import api, user_headers
+from hami_common.runtime.tasks import Backoff
+
+S = TypeVar("S", bound=Struct)
+
+BATCH: Final = 100
+"""Messages of one pull: at most 38 MiB, usually below 1 MiB."""
+INACTIVE_S: Final = 5.0
+"""Time for which the server keeps the consumer of an ended reading."""
+FILTERS_MOST: Final = 64
+"""Filter subjects of one consumer; the server compares each message with all of them."""
+MIB_SHIFT: Final = 20
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One event of the stream."""
+
+    sequence: int
+    """Sequence in the stream."""
+    stored_s: float
+    """Time at which the server stored it."""
+    subject: str
+    headers: Mapping[str, str]
+    """CloudEvents attributes (docs/events.md)."""
+    data: bytes
+    """Payload, JSON."""
+
+    @property
+    def word(self) -> str:
+        """Word of its family, such as ``usage``."""
+        return self.subject.removeprefix(f"{subjects.EVENT_PREFIX}.").partition(".")[0]
+
+    def record(self, kind: type[S]) -> S | None:
+        """Return the payload; ``None`` if it does not decode or names another node or pod."""
+        try:
+            if f"{subjects.EVENT_PREFIX}.{self.word}" in subjects.NODES_OWN:
+                return codec.decode_on(self.subject, self.data, kind)
+            return codec.decode(self.data, kind, what=self.subject)
+        except WireInvalid:
+            return None
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """Largest reading for one request."""
+
+    messages: int
+    mib: int
+    """Payloads, MiB."""
+    time_s: float
+
+
+class Reading:
+    """Iterates over the events of one reading; once."""
+
+    def __init__(self, session: PullSession, *, pending: int, bounds: Bounds, clock: Clock) -> None:
+        """``pending``: messages of the reading at its begin."""
+        self._session = session
+        self._pending = pending
+        self._bounds = bounds
+        self._clock = clock
+        self._bytes_left = bounds.mib << MIB_SHIFT
+        self.count = 0
+        """Events yielded so far."""
+        self.newest_s = 0.0
+        """Time at which the last of them was stored."""
+        self.cut = ""
+        """Bound that ended the reading before the end of the stream, as a sentence; else empty."""
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        """Yield the events in order; ``Unavailable`` if the bus loses the reading."""
+        if not self._pending:
+            return
+        ends_s = self._clock.monotonic_s() + self._bounds.time_s
+        async with aclosing(_ordered(self._session)) as events:
+            async for event in events:
+                if self._clock.monotonic_s() > ends_s:
+                    self._end(f"{self._bounds.time_s:g} s")
+                    return
+                if event is None:
+                    continue
+                self._bytes_left -= len(event.data)
+                if self._bytes_left < 0:
+                    self._end(f"{self._bounds.mib} MiB of events")
+                    return
+                if self.count == self._bounds.messages:
+                    self._end(f"{self._bounds.messages} events")
+                    return
+                self.count += 1
+                self.newest_s = event.stored_s
+                yield event
+                if self.count >= self._pending:
+                    return
+
+    def _end(self, bound: str) -> None:
+        until = ""
+        if self.newest_s:
+            at = datetime.fromtimestamp(int(self.newest_s), tz=UTC)
+            until = f", at events of {at:%Y-%m-%dT%H:%M:%SZ}"
+        self.cut = f"reading stopped after {bound}{until}; ask for fewer hours, a node or a pod"
+
+
+class History:
+    """Reader of the event stream."""
+
+    def __init__(self, bus: Bus, *, bounds: Bounds, clock: Clock) -> None:
+        """``bounds`` apply to each reading."""
+        self._bus = bus
+        self._bounds = bounds
+        self._clock = clock
+        self._closed = anyio.Event()
+
+    @asynccontextmanager
+    async def read(
+        self,
+        filter_subjects: Sequence[str],
+        *,
+        since_s: float | None = None,
+        until_count: int | None = None,
+        is_newest_only: bool = False,
+    ) -> AsyncIterator[Reading]:
+        """Yield the events of ``filter_subjects`` that were stored at ``since_s`` or later.
+
+        ``None``: all. ``is_newest_only``: instead the newest event of each subject.
+        ``until_count`` lowers the bound on messages. ``Unavailable`` if the bus does not answer.
+        """
+        start: dict[str, Any] = {"deliver_policy": "all"}
+        if is_newest_only:
+            start = {"deliver_policy": "last_per_subject"}
+        elif since_s is not None:
+            start = _from_time(since_s)
+        bounds = self._bounds
+        if until_count is not None:
+            bounds = Bounds(
+                messages=min(until_count, bounds.messages), mib=bounds.mib, time_s=bounds.time_s
+            )
+        async with self._session(filter_subjects, start) as (session, info):
+            yield Reading(
+                session, pending=int(info["num_pending"]), bounds=bounds, clock=self._clock
+            )
+
+    async def follow(
+        self,
+        filter_subjects: Sequence[str],
+        *,
+        after: int | None = None,
+        since_s: float | None = None,
+    ) -> AsyncGenerator[Event | None, None]:
+        """Yield events after sequence ``after``, or from ``since_s`` on, or new ones; then live.
+
+        ``None`` is yielded when no event came for a second. Survives reconnects without a gap. Ends
+        when the service stops.
+        """
+        backoff = Backoff(first_s=0.05, most_s=2.0)
+        start: dict[str, Any] = {"deliver_policy": "new"}
+        if after is not None:
+            start = _from_sequence(after + 1)
+        elif since_s is not None:
+            start = _from_time(since_s)
+        while not self._closed.is_set():
+            try:
+                async with (
+                    self._session(filter_subjects, start) as (session, info),
+                    aclosing(_ordered(session)) as events,
+                ):
+                    if start["deliver_policy"] == "new":
+                        start = _from_sequence(int(info["delivered"]["stream_seq"]) + 1)
+                    async for event in events:
+                        if self._closed.is_set():
+                            return
+                        if event is not None:
+                            start = _from_sequence(event.sequence + 1)
+                            backoff.reset()
+                        yield event
+            except (Unavailable, NotFound):
+                yield None
+                await backoff.wait()
+
+    async def extent(self) -> tuple[int, int]:
+        """Return the sequences of the oldest and the newest event that are stored."""
+        state = (await api(self._bus, f"STREAM.INFO.{subjects.EVENTS_STREAM}"))["state"]
+        return int(state["first_seq"]), int(state["last_seq"])
+
+    def close(self) -> None:
+        """End all ``follow``."""
+        self._closed.set()
+
+    @asynccontextmanager
+    async def _session(
+        self, filter_subjects: Sequence[str], start: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[PullSession, dict[str, Any]]]:
+        async with ordered_session(
+            self._bus,
+            stream=subjects.EVENTS_STREAM,
+            start=start,
+            filter_subjects=filter_subjects,
+            inactive_s=INACTIVE_S,
+        ) as session:
+            yield session
+
+
+async def _ordered(session: PullSession) -> AsyncGenerator[Event | None, None]:
+    """Yield the session's events, ``None`` for heartbeats; ``Unavailable`` at a gap."""
+    expected = 1
+    async with aclosing(session.messages(batch=BATCH)) as messages:
+        async for message in messages:
+            if isinstance(message, Heartbeat):
+                yield None
+                continue
+            sequences = parse_ack(message.reply)
+            if sequences is None:
+                continue
+            if sequences.consumer != expected:
+                raise Unavailable(peer=PEER, detail="an event was lost on the way")
+            expected += 1
+            yield _event(message, sequences)
+
+
+def _event(message: Message, sequences: Sequences) -> Event:
+    return Event(
+        sequence=sequences.stream,
+        stored_s=sequences.time_ns / NS,
+        subject=message.subject,
+        headers=user_headers(message),
+        data=message.data,
+    )
+
+
+def _from_time(since_s: float) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(max(since_s, 0.0), tz=UTC)
+    return {"deliver_policy": "by_start_time", "opt_start_time": moment.isoformat()}
+
+
+def _from_sequence(sequence: int) -> dict[str, Any]:
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, sequence)}
