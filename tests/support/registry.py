@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 from prometheus_client import CollectorRegistry
 
 from hami_common.bus import subjects
@@ -14,11 +15,31 @@ from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts
 from hami_common.ports import Bucket, Publisher
 from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.service import ServiceContext
 from hami_registry.app import serve_registry
 from hami_registry.settings import Settings
 from hami_registry.shell.metrics import KINDS
+
+TENANT, PODS_ONLY, ADMIN = "tenant", "pods-only", "admin"
+
+
+def review_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a token as its owner's name; the tenant reads nodes and the pods of ``team-a``."""
+
+    async def caller(_: KubeAuth, token: str) -> Caller:
+        return Caller(username=token)
+
+    async def may(_: KubeAuth, who: Caller, access: Access) -> bool:
+        if who.username == ADMIN:
+            return True
+        if access.resource == "nodes":
+            return who.username == TENANT
+        return access.namespace == "team-a"
+
+    monkeypatch.setattr(KubeAuth, "caller", caller)
+    monkeypatch.setattr(KubeAuth, "may", may)
 
 
 def report(

@@ -20,12 +20,20 @@ from hami_common.events.inventory import Heartbeat
 from hami_common.events.usage import DeviceUse, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime import httpd
-from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
 from hami_common.runtime.natsio import NatsBucket, NatsPublisher, connect, ensure_bus
 from hami_registry.shell import fleet
 from hami_sim.natsd import NatsServer
 from tests.support.fleet import Document, Event, FleetClient, next_event
-from tests.support.registry import RunningRegistry, report, run_registry, send
+from tests.support.registry import (
+    ADMIN,
+    PODS_ONLY,
+    TENANT,
+    RunningRegistry,
+    report,
+    review_by_name,
+    run_registry,
+    send,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -367,25 +375,9 @@ async def test_capacity_is_exported_as_metrics(
                 await anyio.sleep(0.05)
 
 
-TENANT, PODS_ONLY, ADMIN = "tenant", "pods-only", "admin"
-
-
 @pytest.fixture
 def _reviews(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token is its owner's name; the tenant reads nodes and the pods of ``team-a``."""
-
-    async def caller(_: KubeAuth, token: str) -> Caller:
-        return Caller(username=token)
-
-    async def may(_: KubeAuth, who: Caller, access: Access) -> bool:
-        if who.username == ADMIN:
-            return True
-        if access.resource == "nodes":
-            return who.username == TENANT
-        return access.namespace == "team-a"
-
-    monkeypatch.setattr(KubeAuth, "caller", caller)
-    monkeypatch.setattr(KubeAuth, "may", may)
+    review_by_name(monkeypatch)
 
 
 @pytest.mark.usefixtures("_reviews")

@@ -59,9 +59,9 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
-from hami_registry.shell import openapi
+from hami_registry.shell import historyapi, openapi
 from hami_registry.shell.agents import Agents
-from hami_registry.shell.api import RULES, Api
+from hami_registry.shell.api import RULES, Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
@@ -72,6 +72,8 @@ from hami_registry.shell.deadletters import DeadLetters
 from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
+from hami_registry.shell.history import Bounds, History
+from hami_registry.shell.historyapi import HistoryApi
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
@@ -114,7 +116,7 @@ class _Parts:
         )
         projection = Projection(liveness_s=settings.liveness_s)
         places = Places(
-            what="streams of /v1/watch and /v1/fleet/events",
+            what="streams of /v1/watch, /v1/events and /v1/fleet/events",
             setting="listener_limit_per_caller",
             total=settings.listener_limit,
             per_caller=settings.listener_limit_per_caller,
@@ -139,6 +141,28 @@ class _Parts:
             identify=lambda name: NatsBucket(bus, name).identity(),
         )
         self.quarantined = Quarantined()
+        questions = Places(
+            what="requests to all agents or the event stream",
+            setting="question_limit_per_caller",
+            total=settings.question_limit,
+            per_caller=settings.question_limit_per_caller,
+        )
+        self.history = History(
+            bus,
+            bounds=Bounds(
+                messages=settings.history_messages,
+                mib=settings.history_mib,
+                time_s=settings.history_s,
+            ),
+            clock=context.clock,
+        )
+        self.history_api = HistoryApi(
+            history=self.history,
+            projection=projection,
+            listeners=places,
+            questions=questions,
+            clock=context.clock,
+        )
         self.api = Api(
             views=self.views,
             fleet=self.fleet,
@@ -152,12 +176,7 @@ class _Parts:
                 server_version=lambda: bus.server_version,
             ),
             quarantined=self.quarantined,
-            questions=Places(
-                what="requests to all agents",
-                setting="question_limit_per_caller",
-                total=settings.question_limit,
-                per_caller=settings.question_limit_per_caller,
-            ),
+            questions=questions,
             clock=context.clock,
         )
 
@@ -215,6 +234,7 @@ async def serve_registry(
             await context.stopping.wait()
             parts.views.close_listeners()
             parts.fleet.close_viewers()
+            parts.history.close()
             await servers.close()
 
 
@@ -346,7 +366,13 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
         clock=context.clock,
     )
     return {
-        **gate.guarded(parts.api.routes(), RULES),
+        **gate.guarded(
+            {
+                **parts.api.routes(),
+                **routes_of(historyapi.OPERATIONS, parts.history_api, parts.views),
+            },
+            {**RULES, **historyapi.RULES},
+        ),
         **gateway.guarded(gate),
         **cordons.guarded(gate),
         **Sessions(gate).routes(),

@@ -32,7 +32,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     listener_queue_size: int = 1024
     """Changes waiting for one listener of ``/v1/watch``; a slower one is disconnected."""
     listener_limit: int = 256
-    """Maximum concurrent listeners of ``/v1/watch`` and viewers of ``/v1/fleet/events``."""
+    """Maximum concurrent listeners of ``/v1/watch`` and ``/v1/events``, and viewers of
+    ``/v1/fleet/events``.
+    """
     listener_limit_per_caller: int = 16
     """Maximum concurrent listeners of one caller: a user, all ServiceAccounts of one namespace, or
     an address where ``auth`` is ``none``.
@@ -46,11 +48,17 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     use, which lowers what ``/v1/capacity`` offers: contexts of the driver, rounding.
     """
     question_limit: int = 32
-    """Maximum concurrent requests that query the agents of all nodes (usage, checks), and as many
-    that are forwarded to the scheduler.
+    """Maximum concurrent requests that query the agents of all nodes (usage, checks) or read the
+    event stream (timeline, pressure, workloads), and as many that are forwarded to the scheduler.
     """
     question_limit_per_caller: int = 8
     """Maximum of them for one caller."""
+    history_messages: int = 100_000
+    """Events that one request may read; an answer that needs more says so and is incomplete."""
+    history_mib: int = 256
+    """Payloads of events that one request may read, MiB, likewise."""
+    history_s: float = 5.0
+    """Time that one request may read events, likewise."""
     auth: Literal["none", "kubernetes"] = "none"
     """``kubernetes``: callers of the API present a Kubernetes token and may read what the cluster's
     RBAC lets them read (docs/security.md); ``none``: any caller that reaches the port reads

@@ -5,9 +5,11 @@ import json
 import re
 from pathlib import Path
 
-from hami_registry.shell import openapi
-from hami_registry.shell.api import OPERATIONS, Api
+from hami_registry.shell import api, historyapi, openapi
+from hami_registry.shell.api import Api
 from hami_registry.shell.gateway import FORWARDED
+from hami_registry.shell.historyapi import HistoryApi
+from hami_registry.shell.openapi import OPERATIONS
 
 FOLDER = Path(__file__).parents[4] / "docs/openapi"
 COMMITTED = FOLDER / "registry.json"
@@ -33,7 +35,8 @@ def test_every_path_parameter_is_described() -> None:
 
 
 def test_every_operation_has_a_handler_of_its_own() -> None:
-    assert all(callable(getattr(Api, operation.name)) for operation in OPERATIONS)
+    for handlers, operations in ((Api, api.OPERATIONS), (HistoryApi, historyapi.OPERATIONS)):
+        assert all(callable(getattr(handlers, operation.name)) for operation in operations)
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
 

@@ -46,6 +46,10 @@ class ShareUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0: no compute limit."""
     core_pct: Amount = 0
     """Compute use that the driver reported last."""
+    starved_s: Duration = 0.0
+    """Part of ``waited_s`` of the container: time for which it waited here for higher priorities
+    beyond the first second; a counter.
+    """
     is_whole: bool = False
     """The share is the whole device."""
 

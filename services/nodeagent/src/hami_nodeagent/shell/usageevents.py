@@ -110,6 +110,7 @@ def _share(row: Row) -> ShareUsage:
         used_mib=row.used_bytes >> _MIB_SHIFT,
         limit_core_pct=holder.core_pct,
         core_pct=row.core_pct,
+        starved_s=row.starved_ns * _NS,
         is_whole=holder.is_whole,
     )
 

@@ -313,21 +313,7 @@ class Api:
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
         """Return every operation as a route of the HTTP server."""
-        return {
-            ("GET", operation.path): self._checked(operation, getattr(self, operation.name))
-            for operation in OPERATIONS
-        }
-
-    def _checked(self, operation: Operation, answer: Answerer) -> Answerer:
-        known = {p.name: p for p in operation.parameters if p.place == "query"}
-
-        async def checked(request: Request) -> Response | StreamedResponse:
-            _check_query(request.query, known)
-            if not self._views.is_synced:
-                raise Unavailable(peer="this replica", detail="it is still reading the bus")
-            return await answer(request)
-
-        return checked
+        return routes_of(OPERATIONS, self, self._views)
 
     def _json(self, value: Struct) -> Response:
         return Response(body=_encoder.encode(value), headers=self._freshness())
@@ -509,6 +495,31 @@ class Api:
                 keep_alive_s=KEEP_ALIVE_S,
             )
         )
+
+
+def routes_of(
+    operations: Sequence[Operation], handlers: object, views: Views
+) -> dict[tuple[str, str], Answerer]:
+    """Return each operation as a route to the method of ``handlers`` with its name.
+
+    Unknown query parameters are refused, and every request while ``views`` are not complete.
+    """
+    return {
+        ("GET", operation.path): _checked(operation, getattr(handlers, operation.name), views)
+        for operation in operations
+    }
+
+
+def _checked(operation: Operation, answer: Answerer, views: Views) -> Answerer:
+    known = {p.name: p for p in operation.parameters if p.place == "query"}
+
+    async def checked(request: Request) -> Response | StreamedResponse:
+        _check_query(request.query, known)
+        if not views.is_synced:
+            raise Unavailable(peer="this replica", detail="it is still reading the bus")
+        return await answer(request)
+
+    return checked
 
 
 def _amount(query: Mapping[str, str], name: str, *, least: int) -> int | None:

@@ -43,6 +43,8 @@ INACTIVE_S: Final = 5.0
 FILTERS_MOST: Final = 64
 """Filter subjects of one consumer; the server compares each message with all of them."""
 MIB_SHIFT: Final = 20
+LATEST_S: Final = 9e9
+"""Year 2255; the server counts nanoseconds in 64 bits, and starts at the oldest event beyond."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Reading:
-    """Iterates over the events of one reading; once."""
+    """The events of one reading, to be iterated once."""
 
     def __init__(self, session: PullSession, *, pending: int, bounds: Bounds, clock: Clock) -> None:
         """``pending``: messages of the reading at its begin."""
@@ -99,7 +101,11 @@ class Reading:
         self.cut = ""
         """Bound that ended the reading before the end of the stream, as a sentence; else empty."""
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Iterate over ``events``, to their end."""
+        return self.events()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Yield the events in order; ``Unavailable`` if the bus loses the reading."""
         if not self._pending:
             return
@@ -138,7 +144,7 @@ class History:
     def __init__(self, bus: Bus, *, bounds: Bounds, clock: Clock) -> None:
         """``bounds`` apply to each reading."""
         self._bus = bus
-        self._bounds = bounds
+        self.bounds = bounds
         self._clock = clock
         self._closed = anyio.Event()
 
@@ -148,27 +154,30 @@ class History:
         filter_subjects: Sequence[str],
         *,
         since_s: float | None = None,
-        until_count: int | None = None,
+        after: int | None = None,
         is_newest_only: bool = False,
     ) -> AsyncIterator[Reading]:
-        """Yield the events of ``filter_subjects`` that were stored at ``since_s`` or later.
+        """Yield a reading of the events of ``filter_subjects``, in the order of the stream.
 
-        ``None``: all. ``is_newest_only``: instead the newest event of each subject.
-        ``until_count`` lowers the bound on messages. ``Unavailable`` if the bus does not answer.
+        It begins with events stored at ``since_s``, or after sequence ``after``; without both with
+        the oldest, usually of seven days ago. ``is_newest_only``: the newest of each subject.
+        ``Unavailable`` if the bus does not answer. For example::
+
+            async with history.read(["hami.v1.event.usage.*"], since_s=now_s - 3600) as reading:
+                async for event in reading:
+                    record = event.record(UsageRecord)  # None: not decodable
+            cut = reading.cut
         """
         start: dict[str, Any] = {"deliver_policy": "all"}
         if is_newest_only:
             start = {"deliver_policy": "last_per_subject"}
+        elif after is not None:
+            start = _from_sequence(after + 1)
         elif since_s is not None:
             start = _from_time(since_s)
-        bounds = self._bounds
-        if until_count is not None:
-            bounds = Bounds(
-                messages=min(until_count, bounds.messages), mib=bounds.mib, time_s=bounds.time_s
-            )
         async with self._session(filter_subjects, start) as (session, info):
             yield Reading(
-                session, pending=int(info["num_pending"]), bounds=bounds, clock=self._clock
+                session, pending=int(info["num_pending"]), bounds=self.bounds, clock=self._clock
             )
 
     async def follow(
@@ -259,7 +268,7 @@ def _event(message: Message, sequences: Sequences) -> Event:
 
 
 def _from_time(since_s: float) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(max(since_s, 0.0), tz=UTC)
+    moment = datetime.fromtimestamp(min(max(since_s, 0.0), LATEST_S), tz=UTC)
     return {"deliver_policy": "by_start_time", "opt_start_time": moment.isoformat()}
 
 

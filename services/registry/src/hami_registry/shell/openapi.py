@@ -7,8 +7,15 @@ The committed copy is docs/openapi/registry.json (tools/gen_openapi.py).
 from typing import Any
 
 from hami_common.runtime import openapi
-from hami_registry.shell import cordonapi, gateway, session
-from hami_registry.shell.api import DEVICES_SEQ, LEDGER_SEQ, OPERATIONS, STATE_SEQ
+from hami_registry.shell import api, cordonapi, gateway, historyapi, session
+from hami_registry.shell.api import DEVICES_SEQ, LEDGER_SEQ, STATE_SEQ
+
+OPERATIONS = (
+    *api.OPERATIONS,
+    *historyapi.OPERATIONS,
+    *session.OPERATIONS,
+    *cordonapi.OPERATIONS,
+)
 
 _FRESHNESS = {
     LEDGER_SEQ: "Newest ledger record that the answer includes.",
@@ -20,7 +27,7 @@ _FRESHNESS = {
 def document() -> dict[str, Any]:
     """Return the whole document."""
     return openapi.document(
-        (*OPERATIONS, *session.OPERATIONS, *cordonapi.OPERATIONS),
+        OPERATIONS,
         title="HAMi registry",
         text="Devices, who holds them and why. Memory in MiB, compute in percent of one device, "
         "times in Unix seconds.",
