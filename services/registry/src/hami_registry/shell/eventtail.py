@@ -14,6 +14,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import anyio
 import msgspec
 from msgspec import Struct
 
@@ -29,9 +30,8 @@ from hami_registry.shell.history import Event, History
 WORDS: Final = tuple(family.word for family in FAMILIES)
 _WITHOUT_NAMESPACE: Final = frozenset({"device", "usage"})
 """Families whose events belong to no namespace."""
-_BEATS: Final = 15
-"""Seconds without an event after which a comment is sent."""
-_LISTENING: Final = b": listening\n\n"
+KEEP_ALIVE_S: Final = 15.0
+"""Time without an event after which a comment is sent."""
 _KEEP_ALIVE: Final = b": still here\n\n"
 _TOKEN: Final = re.compile(r"[-a-zA-Z0-9_]+|\*")
 _encoder = msgspec.json.Encoder()
@@ -43,6 +43,15 @@ class _Owner(Struct, frozen=True):
 
 
 _owner = msgspec.json.Decoder(_Owner)
+
+
+class Subscription(Struct, frozen=True, kw_only=True):
+    """Subscription on the bus that a stream of events corresponds to."""
+
+    stream: str
+    filter_subjects: tuple[str, ...]
+    schemas: tuple[str, ...]
+    """Payloads, as named in ``docs/schemas``."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -89,6 +98,19 @@ class Wanted(Struct, frozen=True, kw_only=True):
             )
         filters = tuple(_filter(one, node, namespace) for one in families)
         return cls(filters=filters, node=node, namespace=namespace)
+
+    def subscription(self) -> bytes:
+        """Return how an integration would subscribe to the same, as a server-sent event."""
+        found = Subscription(
+            stream=subjects.EVENTS_STREAM,
+            filter_subjects=self.filters,
+            schemas=tuple(
+                one.schema_name
+                for one in FAMILIES
+                if any(_overlap(one.subject_filter, text) for text in self.filters)
+            ),
+        )
+        return b"event: subscription\ndata: " + _encoder.encode(found) + b"\n\n"
 
     def message(self, event: Event) -> bytes | None:
         """Return the server-sent event; ``None`` if the event is not selected."""
@@ -148,27 +170,24 @@ async def tail(
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events; ``limit`` 0: without end."""
-    yield _LISTENING
+    yield wanted.subscription()
     first, last = await history.extent()
     if after is not None and (after > last or after + 1 < first):
         yield _gap(after, first, last)
         after = max(0, first - 1)
     sent, cut = 0, ""
     if follow:
-        quiet = 0
+        quiet_s = anyio.current_time() + KEEP_ALIVE_S
         async with aclosing(history.follow(wanted.filters, after=after, since_s=since_s)) as events:
             async for event in events:
                 message = None if event is None else wanted.message(event)
-                if message is not None:
-                    quiet, sent = 0, sent + 1
-                    yield message
-                    if sent == limit:
-                        break
-                elif event is None:
-                    quiet += 1
-                    if quiet == _BEATS:
-                        quiet = 0
-                        yield _KEEP_ALIVE
+                if message is None and anyio.current_time() < quiet_s:
+                    continue
+                yield message or _KEEP_ALIVE
+                quiet_s = anyio.current_time() + KEEP_ALIVE_S
+                sent += message is not None
+                if sent == limit and limit:
+                    break
     elif after is not None or since_s is not None:
         async with history.read(wanted.filters, since_s=since_s, after=after) as reading:
             async with aclosing(reading.events()) as stored:
@@ -230,6 +249,16 @@ def _subject(text: str) -> str:
         field="query parameter subject",
         problem=f"{text[:80]!r} is not a filter within {subjects.EVENT_PREFIX}",
         fix=f"give a filter such as {prefix}allocation.*.* or {prefix}>",
+    )
+
+
+def _overlap(pattern: str, other: str) -> bool:
+    """Return whether two filters of the bus have a subject in common; ``pattern`` has no ``>``."""
+    tokens, others = pattern.split("."), other.split(".")
+    if others[-1] == ">":
+        others, tokens = others[:-1], tokens[: len(others) - 1]
+    return len(tokens) == len(others) and all(
+        a == b or "*" in (a, b) for a, b in zip(tokens, others, strict=True)
     )
 
 

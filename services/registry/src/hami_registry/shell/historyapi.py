@@ -92,9 +92,10 @@ OPERATIONS: tuple[Operation, ...] = (
             "Events of the stream HAMI_EVENTS as server-sent events. Data is the CloudEvent in its "
             "JSON format, with the subject of the bus; id is the stream sequence, and a reconnect "
             "with Last-Event-ID leaves no gap. With a namespace: only events whose payload names "
-            "it. Event gap: the position is not stored any more, or unknown; what follows begins "
-            "with the oldest event. Event end: the end of the stream, the limit, or the replica "
-            "stops."
+            "it. The first event, subscription, names stream, filter subjects and schemas for an "
+            "integration. Event gap: the position is not stored any more, or unknown; what follows "
+            "begins with the oldest event. Event end: the end of the stream, the limit, or the "
+            "replica stops."
         ),
         parameters=(
             Parameter(
