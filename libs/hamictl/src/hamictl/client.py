@@ -145,17 +145,50 @@ class QuarantinedObjects(msgspec.Struct, frozen=True):
     items: tuple[QuarantinedObject, ...]
 
 
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected time until a pod starts."""
+
+    wait_s: float | None
+    basis: str
+    served: int
+    window_s: float
+
+
+class WaitingPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that waits, with its position in its queue."""
+
+    namespace: str
+    pod: str
+    queue: str
+    created_s: float
+    position: int
+    ahead: dict[str, int]
+    reason: str | None
+    text: str
+    estimate: Estimate
+
+
 class Queues(msgspec.Struct, frozen=True):
     """Response of ``/v1/queues``."""
 
     items: tuple[Queue, ...]
     problem: str = ""
+    waiting: tuple["WaitingPod", ...] = ()
+
+
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
+    """Amount of one resource that a namespace may still use."""
+
+    resource: str
+    amount: int | None
+    text: str = ""
 
 
 class Quotas(msgspec.Struct, frozen=True):
     """Response of ``/v1/quotas``."""
 
     items: tuple[Quota, ...]
+    headroom: tuple["Headroom", ...] | None = None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,3 +36,38 @@ def quotas(items: "Iterable[client.Quota | QuotaRow]") -> None:
         [one.namespace, one.quota, one.key, one.used, one.problem or one.limit] for one in items
     ]
     output.table(headings, rows, empty="No ResourceQuota limits a device.")
+
+
+_NO_ESTIMATE = {
+    "few-starts": "unknown: few pods of the queue started lately",
+    "none-as-large": "unknown: no pod as large started lately",
+    "never": "never: the request exceeds a limit",
+}
+
+
+def waiting(items: "Iterable[client.WaitingPod]", *, now_s: float) -> None:
+    """Print the pods that wait, by queue and position."""
+    headings = ["QUEUE", "POSITION", "POD", "AGE", "AHEAD", "REASON", "ESTIMATED WAIT"]
+    rows = [
+        [
+            one.queue or "-",
+            one.position,
+            f"{one.namespace}/{one.pod}",
+            output.age(now_s - one.created_s) if one.created_s else "-",
+            f"{one.ahead.get('memory_mib', 0)} MiB" if one.ahead else "-",
+            one.reason or "-",
+            _NO_ESTIMATE.get(one.estimate.basis, "unknown")
+            if one.estimate.wait_s is None
+            else f"about {output.age(one.estimate.wait_s)}",
+        ]
+        for one in items
+    ]
+    output.table(headings, rows, empty="No pod waits.")
+
+
+def headroom(items: "Iterable[client.Headroom]") -> None:
+    """Print what a namespace may still use, of each resource alone."""
+    rows = [
+        [one.resource, "no limit" if one.amount is None else one.amount, one.text] for one in items
+    ]
+    output.table(["RESOURCE", "STILL ALLOWED", "FIRST REFUSAL"], rows, empty="No limit applies.")

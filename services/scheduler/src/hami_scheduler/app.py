@@ -85,6 +85,7 @@ from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
 from hami_scheduler.shell.unasked import Unasked
+from hami_scheduler.shell.verdictreports import VerdictReports
 from hami_scheduler.shell.volcano import VolcanoExtender
 from hami_scheduler.shell.wakeup import Waker
 from hami_scheduler.shell.whatif import WhatIf
@@ -466,6 +467,7 @@ class Scheduler:
             "claims of pods": self._effects.keeper.work,
             "pods without a question": self._unasked.work,
             "decisions without a bind": self._publishing.watch,
+            "refused pods": VerdictReports(state=self.state, decisions=self._publishing).watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,
             # Not gathered for a time: an agent's next state would overtake it.

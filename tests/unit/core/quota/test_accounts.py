@@ -261,3 +261,54 @@ def test_texts_are_one_short_line_of_ascii() -> None:
         assert len(text) <= TEXT_BYTES
         assert text.isascii()
         assert "\n" not in text
+
+
+# --- headroom -------------------------------------------------------------------------------------
+
+
+def headroom(found: QuotaLedger, namespace: str = "team-a") -> dict[str, tuple[int | None, str]]:
+    return {row.resource: (row.amount, row.code) for row in found.headroom(namespace)}
+
+
+def test_headroom_is_what_the_tightest_quota_leaves() -> None:
+    found = ledger(quota(6000), quota(5000, name="tight"))
+    found.fold(1, record("a", 4096))
+    assert headroom(found) == {"nvidia/memory_mib": (904, "ResourceQuotaNotFit")}
+    assert text_of(found, 904) == ""
+    assert "905 MiB wanted" in found.headroom("team-a")[0].text
+    found.put_quota(quota(4000))
+    assert headroom(found) == {"nvidia/memory_mib": (0, "ResourceQuotaNotFit")}
+    assert headroom(found, "team-b") == {}
+
+
+def test_headroom_includes_what_the_queue_may_borrow() -> None:
+    found = ledger()
+    queues = [
+        QueueConfig(name="a", guaranteed={"memory_mib": 4000}, namespaces=("team-a",)),
+        QueueConfig(name="b", guaranteed={"memory_mib": 3000}, namespaces=("team-b",)),
+    ]
+    found.set_tree(QueueTree(queues))
+    found.fold(1, record("a", 1000))
+    assert headroom(found) == {"memory_mib": (6000, "QueueCannotBorrow")}
+    found.fold(2, record("b", 2000, namespace="team-b"))
+    assert headroom(found) == {"memory_mib": (4000, "QueueCannotBorrow")}
+    assert headroom(found, "team-b") == {"memory_mib": (4000, "QueueCannotBorrow")}
+    assert found.headroom("team-b")[0].queue == "b"
+
+
+def test_request_above_a_limit_can_never_start() -> None:
+    found = ledger(quota(6000))
+    found.set_tree(
+        QueueTree(
+            [
+                QueueConfig(
+                    name="a", guaranteed={"memory_mib": 4000}, namespaces=("team-a", "team-b")
+                )
+            ]
+        )
+    )
+    assert found.never("team-a", None, {MEMORY: 6001})
+    assert found.never("team-b", None, {ALL_MEMORY: 4001})
+    assert not found.never("team-a", None, {MEMORY: 6000, ALL_MEMORY: 4000})
+    found.fold(1, record("a", 4000))
+    assert not found.never("team-a", None, {MEMORY: 4000, ALL_MEMORY: 4000})

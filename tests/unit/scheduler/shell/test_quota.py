@@ -2,13 +2,14 @@
 """Quotas as seen by kube-scheduler, operators and two schedulers at once."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from hami_common.errors import SettingsInvalid
+from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.httpd import Request, Response
@@ -63,9 +64,13 @@ async def world_with(*documents: builders.Obj, memory_mib: int = 16000) -> World
     return world
 
 
-async def get(s: Running, path: str) -> Any:
+async def get(s: Running, path: str, *, operator: bool = True, **query: str) -> Any:
+    async def sees_everything() -> bool:
+        return operator
+
     handler = s.scheduler.quota.routes()["GET", path]
-    request = Request(method="GET", path=path, query={}, headers={}, body=b"", params={})
+    request = Request(method="GET", path=path, query=query, headers={}, body=b"", params={})
+    request.sees_everything = sees_everything
     response = await handler(request)
     assert isinstance(response, Response)
     return json.loads(response.body)
@@ -472,3 +477,108 @@ async def test_object_that_is_no_quota_is_passed_over() -> None:
     world = await world_with({"metadata": {"name": "bad", "namespace": "team-a"}, "spec": [1]})
     async with world.scheduler() as s:
         assert (await s.filter(pod("a"), NODES))["NodeNames"] == NODES
+
+
+def waiting_pod(world: World, name: str, *, age_s: float = 60.0, **ask: Any) -> builders.Obj:
+    made = pod(name, **ask)
+    created = datetime.fromtimestamp(world.clock.now_s() - age_s, tz=UTC)
+    made["metadata"]["creationTimestamp"] = created.isoformat()
+    return world.add_pod(made)
+
+
+async def test_waiting_pods_show_their_position_and_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(QUEUES)
+    world = await world_with()
+    async with world.scheduler(queues_file=str(file)) as s:
+        old = waiting_pod(world, "old", mem_mib=9000, age_s=100.0)
+        waiting_pod(world, "young", mem_mib=3000)
+        waiting_pod(world, "theirs", namespace="team-b")
+        await quiet()
+        await s.filter(old, NODES)
+        await s.filter(old, NODES)
+        rows = {row["pod"]: row for row in (await get(s, "/v1/queues"))["waiting"]}
+        mine = await get(s, "/v1/queues", operator=False, namespace="team-b")
+        hidden = await get(s, "/v1/queues", operator=False)
+        with pytest.raises(RequestInvalid, match="queue"):
+            await get(s, "/v1/queues", queue="vision")
+    assert (rows["old"]["position"], rows["old"]["ahead"]) == (1, {})
+    assert (rows["old"]["reason"], rows["old"]["code"]) == ("queue", "QueueCannotBorrow")
+    assert rows["old"]["attempts"] == 2
+    assert rows["old"]["estimate"] == {
+        "wait_s": None,
+        "basis": "never",
+        "served": 0,
+        "window_s": 0.0,
+    }
+    assert (rows["young"]["position"], rows["young"]["ahead"]["memory_mib"]) == (2, 9000)
+    assert (rows["young"]["reason"], rows["young"]["estimate"]["basis"]) == (None, "few-starts")
+    assert [row["pod"] for row in mine["waiting"]] == ["theirs"]
+    assert {row["queue"] for row in mine["items"]} == {"speech"}
+    assert hidden["waiting"] == []
+    assert {row["queue"] for row in hidden["items"]} == {"vision", "speech"}
+
+
+async def test_estimate_comes_from_the_pods_of_the_queue_that_started(tmp_path: Path) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(QUEUES)
+    world = await world_with()
+    async with world.scheduler(queues_file=str(file)) as s:
+        for name in ("a", "b", "c"):
+            waiting_pod(world, name, mem_mib=1000)
+        await quiet()
+        for name in ("a", "b", "c"):
+            assert await s.bind(world.kube.pod(name, "team-a"), "n1") == ""
+        await world.advance(600, *NODES)
+        waiting_pod(world, "d", mem_mib=1000)
+        waiting_pod(world, "large", mem_mib=1001, age_s=1.0)
+        await quiet()
+        rows = {row["pod"]: row["estimate"] for row in (await get(s, "/v1/queues"))["waiting"]}
+    assert rows["d"]["basis"] == "rate"
+    assert rows["d"]["served"] == 3
+    assert rows["d"]["wait_s"] == pytest.approx(200, abs=5)
+    assert (rows["large"]["basis"], rows["large"]["wait_s"]) == ("none-as-large", None)
+
+
+async def test_namespace_shows_what_it_may_still_use() -> None:
+    world = await world_with(quota(6000))
+    async with world.scheduler() as s:
+        assert await bind(world, s, "a", mem_mib=1000) == ""
+        await quiet()
+        mine = await get(s, "/v1/quotas", namespace="team-a")
+        others = await get(s, "/v1/quotas", namespace="team-b")
+        everything = await get(s, "/v1/quotas")
+    assert [(row["resource"], row["amount"]) for row in mine["headroom"]] == [
+        ("nvidia/memory_mib", 5000)
+    ]
+    assert len(mine["items"]) == 1
+    assert (others["items"], others["headroom"]) == ([], [])
+    assert everything["headroom"] is None
+
+
+# --- refused pods --------------------------------------------------------------------------------
+
+
+async def test_refusals_are_counted_and_the_end_of_a_refused_pod_is_published() -> None:
+    world = await world_with(quota(500))
+    async with world.scheduler() as s:
+        gone = waiting_pod(world, "gone")
+        placed = waiting_pod(world, "placed")
+        early = pod("early")
+        await quiet()
+        for one in (gone, gone, placed, early):
+            await s.filter(one, NODES)
+        await quiet()
+        refused = [one for one in world.decisions("filter") if one.pod == "gone"]
+        put_quota(world, quota(5000))
+        await quiet()
+        assert await s.bind(placed, "n1") == ""
+        world.kube.remove(pod_path(gone))
+        world.kube.remove(pod_path(placed))
+        await world.advance(5, *NODES)
+        ends = [one.pod for one in world.decisions("filter") if one.ended]
+        await world.advance(5, *NODES)
+        again = [one.pod for one in world.decisions("filter") if one.ended]
+    assert [one.attempts for one in refused] == [1, 2]
+    assert refused[0].created_s == pytest.approx(world.clock.now_s() - 70, abs=15)
+    assert ends == again == ["gone"]

@@ -214,6 +214,12 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Text = ""
     duration_ms: Duration = 0.0
     writer: Word = ""
+    created_s: UnixS = 0.0
+    """For a refused ``filter``: creation time of the pod; 0: not known."""
+    attempts: Count = 0
+    """For a refused ``filter``: consecutive refusals by this replica, this one included."""
+    ended: bool = False
+    """The pod was deleted, or ended, before it was placed: nothing waits any more."""
     before: Annotated[tuple["DecisionRecord", ...], Meta(max_length=BEFORE_MOST)] = ()
     """Decisions of the same attempt that led to this one, oldest first: the filter and the
     prioritize before a bind. They have no message of their own."""

@@ -72,6 +72,16 @@ def pods(request: Request) -> Sequence[Access]:
     return (Access(verb="get", resource="pods", namespace=namespace),)
 
 
+def nodes_or_pods_of_namespace(request: Request) -> Sequence[Access]:
+    """Rule for the pods of the namespace in the query; without one, as ``nodes``."""
+    return pods(request) if request.query.get("namespace") else nodes(request)
+
+
+def everything_or_pods_of_namespace(request: Request) -> Sequence[Access]:
+    """Rule for the pods of the namespace in the query; without one, as ``everything``."""
+    return pods(request) if request.query.get("namespace") else everything(request)
+
+
 class _OfPod(Struct, frozen=True):
     namespace: str
 
@@ -93,7 +103,8 @@ def resizes_pod(request: Request) -> Sequence[Access]:
 
 
 SCHEDULER_RULES: Mapping[Route, Rule] = {
-    ("GET", "/v1/queues"): nodes,
+    ("GET", "/v1/queues"): nodes_or_pods_of_namespace,
+    ("GET", "/v1/quotas"): everything_or_pods_of_namespace,
     ("POST", "/v1/resize"): resizes_pod,
 }
 """Rules of the scheduler's ``/v1/`` routes other than ``everything``: at the scheduler, and at the

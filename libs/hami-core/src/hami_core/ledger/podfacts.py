@@ -104,6 +104,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Requests of that claim."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
+    created_s: float = 0.0
+    """Creation time, Unix seconds; 0: not known."""
 
     def is_waiting(self) -> bool:
         """Return whether the pod requests devices and waits for a node."""
@@ -318,6 +320,7 @@ class PodReader:
             claim=claim_of(pod),
             claim_requests=claim_requests,
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
+            created_s=_unix_s(metadata.creation_timestamp),
         )
 
 

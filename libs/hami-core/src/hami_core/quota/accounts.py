@@ -26,7 +26,15 @@ from hami_core.placement.reasons import NodeRefusal, RefusalCode
 from hami_core.quota import documents as quota_memory
 from hami_core.quota.documents import QuotaMemory
 from hami_core.quota.queues import LOWEST_PRIORITY, Claim, Objection, QueueTree, QueueUse
-from hami_core.quota.resourcequota import NO_ACCOUNT, Amounts, Quota, Resource, add_to, amounts_of
+from hami_core.quota.resourcequota import (
+    MOST,
+    NO_ACCOUNT,
+    Amounts,
+    Quota,
+    Resource,
+    add_to,
+    amounts_of,
+)
 
 VERDICTS_KEPT: Final = 8192
 TEXT_BYTES: Final = 170
@@ -98,6 +106,19 @@ class QueueRow(Struct, frozen=True, kw_only=True):
     lend: bool = True
     waiting: int = 0
     """Pods that wait for their queue to borrow."""
+
+
+class HeadroomRow(Struct, frozen=True, kw_only=True):
+    """Amount of one resource that a namespace may still use."""
+
+    resource: str
+    queue: str
+    """Queue of the namespace's pods that name none; empty: they belong to no queue."""
+    amount: int | None
+    """``None``: neither a ResourceQuota nor a queue limits it."""
+    code: str = ""
+    """Refusal code of one more."""
+    text: str = ""
 
 
 class QuotaLedger:
@@ -388,6 +409,66 @@ class QuotaLedger:
         if objection.queue != queue:
             tail += f" (for {_clip(queue, 32)})"
         return _refusal_of(_CODES[objection.rule], f"{what}, {tail}")
+
+    def never(self, namespace: str, account: Account | None, wanted: Amounts) -> bool:
+        """Return whether a limit is below ``wanted`` even while no other pod uses anything."""
+        account = account or NO_ACCOUNT
+        quotas = [one for one in self._quotas.get(namespace, {}).values() if one.counts(account)]
+        queue = self._queue_of(namespace, account)
+        path = self._tree.path(queue) if queue else ()
+        for resource, amount in wanted.items():
+            if not amount:
+                continue
+            most = [one.limits[resource].most for one in quotas if resource in one.limits]
+            most += [
+                self._tree.limits[name][resource]
+                for name in path
+                if resource in self._tree.limits[name]
+            ]
+            if path and resource in self._tree.managed:
+                most.append(self._tree.total(resource))
+            if most and min(most) < amount:
+                return True
+        return False
+
+    def headroom(
+        self, namespace: str, *, waits: Callable[[str], bool] | None = None
+    ) -> list[HeadroomRow]:
+        """Return the amount of each resource that one more pod of the namespace may use.
+
+        Of each resource alone: a pod needs all of its resources at once. For pods that name no
+        queue and that quotas without scopes count. ``waits`` as in ``first_look``.
+        """
+        queue = self._queue_of(namespace, NO_ACCOUNT)
+        limited = {
+            resource
+            for quota in self._quotas.get(namespace, {}).values()
+            for resource in quota.limits
+        } | (set(self._tree.resources) if queue else set())
+        return [
+            self._headroom_row(namespace, queue, resource, waits) for resource in sorted(limited)
+        ]
+
+    def _headroom_row(
+        self, namespace: str, queue: str, resource: Resource, waits: Callable[[str], bool] | None
+    ) -> HeadroomRow:
+        def refusal_of(amount: int) -> NodeRefusal | None:
+            return self.first_look(namespace, None, {resource: amount}, waits=waits)
+
+        refused = refusal_of(MOST)
+        if refused is None:
+            return HeadroomRow(resource=str(resource), queue=queue, amount=None)
+        fits, exceeds = 0, MOST  # every rule that refuses an amount refuses any larger one
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            refusal = refusal_of(middle)
+            if refusal is None:
+                fits = middle
+            else:
+                exceeds, refused = middle, refusal
+        return HeadroomRow(
+            resource=str(resource), queue=queue, amount=fits, code=refused.code, text=refused.text
+        )
 
     def _used(self, quota: Quota, resource: Resource) -> int:
         return sum(

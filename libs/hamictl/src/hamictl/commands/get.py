@@ -256,16 +256,23 @@ def _quarantined(one: QuarantinedObject, *, is_wide: bool) -> list[object]:
 
 
 @get.command()
+@options.only_namespace_option
 @options.scheduler_option
 @options.format_option
-def queues(scheduler: str, format_: str) -> None:
-    """List queues with their use, parents first."""
-    answer = client.read(client.Queues, scheduler, "/v1/queues")
+def queues(namespace: str, scheduler: str, format_: str) -> None:
+    """List queues with their use, parents first, and the pods that wait in them.
+
+    With a namespace: the queues that its pods may use, and its own pods.
+    """
+    answer = client.read(client.Queues, scheduler, "/v1/queues", namespace=namespace)
     if output.structured(answer, format_):
         return
     if answer.problem:
         click.echo(f"The queues file is not in force: {answer.problem}", err=True)
     quotatables.queues(answer.items)
+    if answer.waiting:
+        click.echo()
+        quotatables.waiting(answer.waiting, now_s=_CLOCK.now_s())
 
 
 @get.command()
@@ -273,8 +280,14 @@ def queues(scheduler: str, format_: str) -> None:
 @options.scheduler_option
 @options.format_option
 def quotas(namespace: str, scheduler: str, format_: str) -> None:
-    """List ResourceQuotas that limit devices, with their use."""
-    answer = client.read(client.Quotas, scheduler, "/v1/quotas")
-    found = tuple(one for one in answer.items if namespace in ("", one.namespace))
-    if not output.structured(client.Quotas(items=found), format_):
-        quotatables.quotas(found)
+    """List ResourceQuotas that limit devices, with their use.
+
+    With a namespace: also the amounts that quotas and queues still allow its pods.
+    """
+    answer = client.read(client.Quotas, scheduler, "/v1/quotas", namespace=namespace)
+    if output.structured(answer, format_):
+        return
+    quotatables.quotas(answer.items)
+    if answer.headroom:
+        click.echo()
+        quotatables.headroom(answer.headroom)

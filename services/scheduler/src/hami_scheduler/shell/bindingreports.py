@@ -137,6 +137,8 @@ class BindingReports:
                     )
             span.set_attribute("hami.outcome", outcome.outcome)
             if is_recorded:
+                if record.verdict == "placed":
+                    self._state.refusals.placed(args.pod_uid)
                 record = replace(record, duration_ms=round((perf_counter() - begin) * 1000, 3))
                 self._decisions.add(record, traceparent=current_traceparent())
         self._metrics.verb_seconds.labels(verb=verb).observe(perf_counter() - begin)

@@ -7,24 +7,31 @@ The committed copy is docs/openapi/scheduler.json (tools/gen_openapi.py).
 from typing import Any, Final
 
 from hami_common.runtime import openapi
-from hami_common.runtime.openapi import Operation
+from hami_common.runtime.openapi import Operation, Parameter
 from hami_core.planning.resizing import ResizeRequest
 from hami_scheduler.shell import whatif
 from hami_scheduler.shell.quota import QueueAnswer, QuotaAnswer
 from hami_scheduler.shell.resize import Resized
 
+_BY_NAMESPACE = Parameter(name="namespace", place="query", text="Only of this namespace.")
+
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         path="/v1/queues",
         name="queues",
-        text="Every queue and resource, with its use.",
+        text="Every queue and resource with its use, and the pods that wait: position in the "
+        "queue, what is ahead, last refusal, and an estimate of the start from the starts of the "
+        "last hour. With a namespace: the queues of its pods, and its own pods.",
         answer=QueueAnswer,
+        parameters=(_BY_NAMESPACE,),
     ),
     Operation(
         path="/v1/quotas",
         name="quotas",
-        text="Every limit of every ResourceQuota of devices, with its use.",
+        text="Every limit of every ResourceQuota of devices, with its use. With a namespace: of "
+        "its quotas, and the amounts that quotas and queues still allow its pods.",
         answer=QuotaAnswer,
+        parameters=(_BY_NAMESPACE,),
     ),
     Operation(
         path="/v1/resize",

@@ -22,17 +22,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from hami_common import documents
-from hami_common.errors import SettingsInvalid, Unavailable
+from hami_common.errors import RequestInvalid, SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.metrics.families import ZONE
 from hami_common.model.request import PodRequest
+from hami_common.model.waiting import WaitClass, class_of
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.vendors.catalog import Catalog
-from hami_core.ledger.podfacts import account_of
+from hami_core.ledger.podfacts import PodFacts, account_of
 from hami_core.ledger.stimuli import (
     CapacityReturned,
     QueuesSet,
@@ -51,7 +52,7 @@ from hami_core.placement.reasons import NodeRefusal
 from hami_core.placement.verdicts import Filtered
 from hami_core.quota import documents as quota_memory
 from hami_core.quota import queues
-from hami_core.quota.accounts import QueueRow, QuotaRow
+from hami_core.quota.accounts import HeadroomRow, QueueRow, QuotaRow
 from hami_core.quota.documents import Quotas
 from hami_core.quota.resourcequota import (
     LIMITS_PREFIX,
@@ -61,8 +62,10 @@ from hami_core.quota.resourcequota import (
     QuotaReader,
     amounts_of,
     count_resources,
+    least_amounts,
 )
 from hami_core.quota.verdicts import Allowed
+from hami_core.quota.waiting import Estimate, Place, Starts, Waiter, places
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import METRICS, QUOTA
@@ -80,6 +83,38 @@ class QuotaAnswer(Struct, frozen=True, kw_only=True):
     """Answer of ``GET /v1/quotas``."""
 
     items: list[QuotaRow]
+    headroom: list[HeadroomRow] | None = None
+    """For one namespace: what its pods may still use, of each limited resource alone; of resources
+    that are not listed, quotas and queues set no limit. ``null`` without a namespace.
+    """
+
+
+class WaitingRow(Struct, frozen=True, kw_only=True):
+    """A pod that waits, with its position in its queue."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    queue: str
+    """Empty: the pod belongs to no queue, and shares one order with all others of this kind."""
+    priority: int
+    created_s: float
+    is_gated: bool
+    """A scheduling gate keeps kube-scheduler from trying it."""
+    wanted: dict[str, int]
+    """Least amounts that it counts under quotas, by resource."""
+    position: int
+    """1: kube-scheduler tries it first. Not a promise: a smaller pod behind it may start first."""
+    ahead: dict[str, int]
+    """Amounts that the pods ahead request together, by resource."""
+    reason: WaitClass | None
+    """Class of the last refusal; ``null``: this replica has not refused the pod yet."""
+    code: str
+    text: str
+    attempts: int
+    """Consecutive refusals by this replica."""
+    refused_s: float
+    estimate: Estimate
 
 
 class QueueAnswer(Struct, frozen=True, kw_only=True):
@@ -88,6 +123,10 @@ class QueueAnswer(Struct, frozen=True, kw_only=True):
     items: list[QueueRow]
     problem: str = ""
     """Reason why the file's present content is not in effect."""
+    waiting: list[WaitingRow] = []
+    """Pods that wait, by queue and position: of the namespace; without one, all, for callers who
+    may read the pods of all namespaces. Positions count the pods of all namespaces.
+    """
 
 
 class QuotaKeeper:
@@ -112,6 +151,7 @@ class QuotaKeeper:
         self._vendors = tuple(vendor.name for vendor in catalog.vendors)
         self._kube = kube
         self._settings = settings
+        self._starts = Starts()
         self._progress = anyio.Event()
         self._file = b""
         self.problem = ""
@@ -124,12 +164,17 @@ class QuotaKeeper:
 
     def fold(self, seq: int, record: AllocationRecord) -> None:
         """Fold a record that the feed of ``hami_alloc`` delivered."""
+        if record.op == "reserve" and not record.held_for:
+            pod = self._state.pods.get(record.pod_uid)
+            if pod is not None and pod.request is not None:
+                self._starts.seen(self._waiter(pod, pod.request), now_s=record.time_s)
         self._core.answer(QuotaFolded(seq=seq, record=record))
         self._progressed()
 
     def synced(self) -> None:
         """Note that the feed has delivered everything that was stored."""
         self._core.answer(QuotaSynced())
+        self._starts.begin(now_s=self._state.clock.now_s())
 
     def reset(self) -> None:
         """Reset because the feed restarts."""
@@ -342,16 +387,100 @@ class QuotaKeeper:
         return {("GET", "/v1/quotas"): self.show_quotas, ("GET", "/v1/queues"): self.show_queues}
 
     async def show_quotas(self, request: Request) -> Response:
-        """Return every limit of every ResourceQuota of ours, and the usage under it."""
-        del request
+        """Return every limit of the ResourceQuotas of ours, and the usage under it."""
+        namespace = _namespace_of(request)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        return json_response(QuotaAnswer(items=self.ledger.quota_rows()))
+        rows = self.ledger.quota_rows()
+        if not namespace:
+            return json_response(QuotaAnswer(items=rows))
+        return json_response(
+            QuotaAnswer(
+                items=[row for row in rows if row.namespace == namespace],
+                headroom=self.ledger.headroom(namespace, waits=self._waits),
+            )
+        )
 
     async def show_queues(self, request: Request) -> Response:
-        """Return every queue and the usage under it."""
-        del request
+        """Return the queues, the usage under them, and the pods that wait.
+
+        For one namespace: the queues that its pods may use, with those above them, and its pods.
+        """
+        namespace = _namespace_of(request)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        return json_response(QueueAnswer(items=self.ledger.queue_rows(), problem=self.problem))
+        tree = self.ledger.tree
+        rows, waiting = self.ledger.queue_rows(), self.waiting()
+        if namespace:
+            leaves = [name for name in tree.queues if tree.admits(namespace, name)]
+            leaves.append(tree.queue_of(namespace))
+            shown = {above for name in leaves if name for above in tree.path(name)}
+            rows = [row for row in rows if row.queue in shown]
+            waiting = [row for row in waiting if row.namespace == namespace]
+        elif not await request.sees_everything():
+            waiting = []
+        return json_response(QueueAnswer(items=rows, problem=self.problem, waiting=waiting))
+
+    def waiting(self) -> list[WaitingRow]:
+        """Return the pods that wait, by queue and position."""
+        now_s = self._state.clock.now_s()
+        found = [
+            (pod, self._waiter(pod, pod.request))
+            for pod in self._state.pods.waiting()
+            if pod.request is not None
+        ]
+        place_by_uid = places(waiter for _, waiter in found)
+        rows = [self._waiting_row(*one, place_by_uid[one[0].uid], now_s) for one in found]
+        return sorted(rows, key=lambda row: (row.queue, row.position))
+
+    def _waiting_row(self, pod: PodFacts, waiter: Waiter, place: Place, now_s: float) -> WaitingRow:
+        refused = self._state.refusals.get(pod.uid)
+        reason = None if refused is None else refused.reason
+        waits_for = None if reason is None else class_of(reason.code)
+        never = waits_for == "request" or self.ledger.never(
+            pod.namespace, pod.account, waiter.wanted
+        )
+        return WaitingRow(
+            namespace=pod.namespace,
+            pod=pod.name,
+            pod_uid=pod.uid,
+            queue=waiter.queue,
+            priority=pod.priority,
+            created_s=pod.created_s,
+            is_gated=pod.is_gated,
+            wanted=quota_memory.written_amounts(waiter.wanted),
+            position=place.position,
+            ahead=quota_memory.written_amounts(place.ahead),
+            reason=waits_for,
+            code="" if reason is None else reason.code,
+            text="" if reason is None else reason.text,
+            attempts=0 if refused is None else refused.attempts,
+            refused_s=0.0 if refused is None else refused.time_s,
+            estimate=self._starts.estimate(waiter, place.position, never=never, now_s=now_s),
+        )
+
+    def _waiter(self, pod: PodFacts, request: PodRequest) -> Waiter:
+        queue = self.ledger.tree.queue_of(
+            pod.namespace, pod.account.queue if pod.account is not None else ""
+        )
+        return Waiter(
+            uid=pod.uid,
+            queue=queue,
+            priority=pod.priority,
+            created_s=pod.created_s,
+            name=f"{pod.namespace}/{pod.name}",
+            wanted=least_amounts(request, {}, pod.account),
+        )
+
+
+def _namespace_of(request: Request) -> str:
+    """Return the namespace of the query, empty without one; any other parameter is refused."""
+    for name in request.query:
+        if name != "namespace":
+            raise RequestInvalid(
+                field=f"query parameter {name}",
+                problem="is not known here",
+                fix="known ones: namespace",
+            )
+    return request.query.get("namespace", "")
 
 
 class QuotaMetrics(Collector):

@@ -22,6 +22,7 @@ from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import Accepted, Effect, RecordSeen, Stimulus, Task, Wiped
 from hami_scheduler.shell.isolation import RECORD, Withheld, record_key
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.refusals import Refusals
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class Pods:
         """Return the facts of the pod with this uid."""
         return self._by_uid.get(uid)
 
+    def is_waiting(self, uid: str) -> bool:
+        """Return whether the pod requests devices and has no node yet."""
+        return uid in self._waiting
+
     def has_waiting(self) -> bool:
         """Return whether a pod that requests devices has no node yet."""
         return bool(self._waiting)
@@ -139,6 +144,7 @@ class State:
         """For reading, like ``ledger``: only ``core.answer`` changes them."""
         self.ledger = core.ledger
         self.pods = Pods()
+        self.refusals = Refusals()
         self.withheld = Withheld(core)
         self.clock = clock
         self._metrics = metrics

@@ -26,6 +26,8 @@ BEST_LISTED = 16
 """Number of nodes that a recorded prioritize names: the caller takes one of the first."""
 DETAILS_S = 30.0
 """Shortest time between two records of a pod with details."""
+SETTLED_S = 2.0
+"""Interval at which refused pods are checked for their end."""
 DETAILED_MOST = 4096
 """Pods of which the time of the last details is remembered."""
 
@@ -72,6 +74,7 @@ class VerdictReports:
         """
         details = look() if look is not None and self._is_due(record.pod_uid) else None
         record = replace(record, duration_ms=round((perf_counter() - begin) * 1000, 3))
+        record = self._state.refusals.noted(record, self._state.pods.get(record.pod_uid))
         span = current_span()
         if span.is_recording():
             span.set_attributes(
@@ -101,6 +104,15 @@ class VerdictReports:
         self._decisions.add(
             record, details=details, comparison=comparison, traceparent=current_traceparent()
         )
+
+    async def watch(self) -> None:
+        """Publish which refused pods ended before they were placed, indefinitely."""
+        while True:
+            await self._state.clock.sleep(SETTLED_S)
+            for uid, refused in self._state.refusals.ended(self._state.pods).items():
+                record = self.record("filter", uid, refused.namespace, refused.pod)
+                text = "the pod ended before it was placed"
+                self._decisions.add(replace(record, error=text, ended=True))
 
     def _is_due(self, pod_uid: str) -> bool:
         """Return whether a refusal of the pod is to be recorded with details now."""
