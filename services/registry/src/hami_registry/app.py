@@ -78,6 +78,7 @@ from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.session import Sessions
+from hami_registry.shell.system import System, follow_admissions
 from hami_registry.shell.views import Views
 
 SERVICE: Final = "registry"
@@ -175,7 +176,15 @@ class _Parts:
                 quarantine=self.quarantine,
                 server_version=lambda: bus.server_version,
             ),
-            quarantined=self.quarantined,
+            system=System(
+                quarantined=self.quarantined,
+                observed=self.views.observed,
+                ask=partial(_ask, bus),
+                clock=context.clock,
+                replica=replica,
+                version=version("hami-registry"),
+                bus_version=lambda: bus.server_version,
+            ),
             questions=questions,
             clock=context.clock,
         )
@@ -280,11 +289,14 @@ async def _start_following(
         follow_quarantine,
         bus,
         rows=parts.quarantined,
+        observed=views.observed,
         clock=context.clock,
         metrics=metrics,
         quarantine=quarantine,
     )
     group.start_soon(keep, "quarantine", rows)
+    admissions = partial(follow_admissions, bus, observed=views.observed, clock=context.clock)
+    group.start_soon(keep, "admissions", admissions)
 
 
 async def _follow(

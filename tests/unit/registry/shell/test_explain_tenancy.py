@@ -49,13 +49,14 @@ async def explained(*, sees_everything: bool) -> Any:
         projection=projection, ledger=bucket, states=bucket, devices=bucket
     )
     nothing: Any = None
+    system: Any = SimpleNamespace(quarantined=nothing)
     api = Api(
         views=views,
         fleet=nothing,
         writer=nothing,
         config_file=nothing,
         agents=nothing,
-        quarantined=nothing,
+        system=system,
         questions=nothing,
         clock=nothing,
     )

@@ -114,6 +114,7 @@ def registry() -> Grant:
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
             *_reads((*_BUCKET_STREAMS, *logs)),
+            *(f"{API}.CONSUMER.LIST.{stream}" for stream in logs),
             *(f"$JS.ACK.{stream}.>" for stream in logs),
         ),
         subscribe=(

@@ -89,6 +89,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unserved: Annotated[tuple[Vendor, ...], Meta(max_length=VENDORS_MOST)] = ()
     """Vendors this agent is responsible for and cannot serve now: their plugin is not registered
     with kubelet, which would reject a pod that asks for them."""
+    version: Word = ""
+    """Of the agent; empty: an agent that does not state it."""
 
 
 class DeviceFault(Struct, frozen=True, kw_only=True, omit_defaults=True):

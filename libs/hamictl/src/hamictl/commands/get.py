@@ -260,9 +260,9 @@ def _quarantined(one: QuarantinedObject, *, is_wide: bool) -> list[object]:
 @options.scheduler_option
 @options.format_option
 def queues(namespace: str, scheduler: str, format_: str) -> None:
-    """List queues with their use, parents first, and the pods that wait in them.
+    """List queues with their use, and the pods that wait.
 
-    With a namespace: the queues that its pods may use, and its own pods.
+    Parents come first. With a namespace: the queues that its pods may use, and its own pods.
     """
     answer = client.read(client.Queues, scheduler, "/v1/queues", namespace=namespace)
     if output.structured(answer, format_):

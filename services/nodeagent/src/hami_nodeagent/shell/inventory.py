@@ -603,6 +603,7 @@ async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) ->
             time_s=site.clock.now_s(),
             vendors=tuple(vendor for vendor in vendors if vendor in served),
             unserved=tuple(vendor for vendor in vendors if vendor not in served),
+            version=version("hami-nodeagent"),
         )
         try:
             await publisher.publish(subjects.heartbeat(site.node), encode(heartbeat))

@@ -301,6 +301,20 @@ class Projection:
         views = [view for one in known if (view := _allocation_view(one)) is not None]
         return sorted(views, key=lambda view: view.ledger_seq)
 
+    def node_names(self) -> list[str]:
+        """Return the nodes that ever reported a device, sorted."""
+        return sorted(self._devices)
+
+    def placed_uids(self) -> set[str]:
+        """Return the uids of the pods to which the ledger gives devices, not only holds them."""
+        return {
+            known.record.pod_uid
+            for known in self._allocations.values()
+            if known.record is not None
+            and known.record.op != "release"
+            and not known.record.held_for
+        }
+
     def silent(self, *, now_s: float) -> list[str]:
         """Return the nodes without a heartbeat within the liveness limit, sorted."""
         since_s = now_s - self._liveness_s

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from hami_common.bus import subjects
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
 from hami_common.events.asking import Finding
 from hami_common.model.quarantine import QuarantinedObject
@@ -25,11 +26,13 @@ from hami_registry.core.capacity import Capacity
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.fleet import FleetDocument, Position
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
-from hami_registry.core.quarantined import Quarantined
+from hami_registry.core.system import SystemView
+from hami_registry.core.waiting import Waiting
 from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.fleet import FleetFeed
+from hami_registry.shell.system import Known, System
 from hami_registry.shell.views import Change, Views, server_sent_events
 
 KEEP_ALIVE_S = 15.0
@@ -72,6 +75,12 @@ class QuarantineList(Struct, frozen=True, kw_only=True):
     """Objects in quarantine, sorted by service, replica, kind and key."""
 
     items: tuple[QuarantinedObject, ...]
+
+
+class WaitingList(Struct, frozen=True, kw_only=True):
+    """Pods that wait, the longest first."""
+
+    items: tuple[Waiting, ...]
 
 
 class ConfigView(Struct, frozen=True, kw_only=True):
@@ -147,6 +156,26 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=ExplainView,
         parameters=(_NAMESPACE, _POD),
         errors={404: "Nothing is known about a pod of this name."},
+    ),
+    Operation(
+        path="/v1/waiting",
+        name="waiting",
+        text=(
+            "Pods that wait, with the last refusal, its class and the number of attempts. A pod "
+            "without a decision for ten minutes is left out."
+        ),
+        answer=WaitingList,
+        parameters=(_BY_NAMESPACE,),
+    ),
+    Operation(
+        path="/v1/system",
+        name="system",
+        text=(
+            "Whether the control plane keeps up: replicas that wrote lately, agents by version, "
+            "streams and consumers of the bus, quarantine, dead letters, and what to look at."
+        ),
+        answer=SystemView,
+        errors={429: "The caller has as many such requests open as one caller may have."},
     ),
     Operation(
         path="/v1/usage",
@@ -274,6 +303,7 @@ RULES: Mapping[tuple[str, str], gate.Rule] = {
     ("GET", "/v1/allocations"): gate.pods,
     ("GET", "/v1/allocations/{namespace}/{pod}"): gate.pods,
     ("GET", "/v1/explain/{namespace}/{pod}"): gate.pods,
+    ("GET", "/v1/waiting"): gate.pods,
     ("GET", "/v1/quarantine"): _of_namespace,
     ("GET", "/v1/watch"): _of_namespace,
     ("GET", "/v1/fleet"): _devices_and_pods,
@@ -296,7 +326,7 @@ class Api:
         writer: CanonicalWriter,
         config_file: ConfigFile,
         agents: Agents,
-        quarantined: Quarantined,
+        system: System,
         questions: Places,
         clock: Clock,
     ) -> None:
@@ -307,7 +337,8 @@ class Api:
         self._writer = writer
         self._config_file = config_file
         self._agents = agents
-        self._quarantined = quarantined
+        self._system = system
+        self._quarantined = system.quarantined
         self._questions = questions
         self._clock = clock
 
@@ -372,6 +403,34 @@ class Api:
         if found is None:
             raise NotFound(what=f"pod {namespace}/{pod}")
         return self._json(found if await request.sees_everything() else found.for_namespace())
+
+    def _waiting(self, namespace: str | None) -> list[Waiting]:
+        return self._views.waiting.rows(
+            namespace=namespace,
+            placed=self._projection.placed_uids(),
+            now_s=self._clock.now_s(),
+        )
+
+    async def waiting(self, request: Request) -> Response:
+        found = self._waiting(request.query.get("namespace") or None)
+        return self._json(WaitingList(items=tuple(found)))
+
+    async def system(self, request: Request) -> Response:
+        views = self._views
+        known = Known(
+            nodes=tuple(self._projection.node_names()),
+            silent=tuple(self._projection.silent(now_s=self._clock.now_s())),
+            read_seq_by_stream={
+                subjects.stream_of(subjects.DEVICES_BUCKET): views.devices.sequence,
+                subjects.stream_of(subjects.ALLOC_BUCKET): views.ledger.sequence,
+                subjects.stream_of(subjects.STATE_BUCKET): views.states.sequence,
+            },
+            config_generation=self._writer.inventory.generation,
+            config_problem=self._config_file.problem,
+            waiting=len(self._waiting(None)),
+        )
+        with self._questions.hold(request.caller, is_operator=True):
+            return self._json(await self._system.view(known))
 
     async def usage(self, request: Request) -> Response:
         with self._questions.hold(request.caller, is_operator=True):

@@ -18,6 +18,7 @@ from hami_common.ports import Clock
 from hami_common.runtime.natsio import Bus, Delivery, pull_events
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.quarantined import Quarantined
+from hami_registry.core.system import Observed
 from hami_registry.shell.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,13 @@ def decode_report(subject: str, data: bytes) -> QuarantineRecord:
 
 
 async def follow_quarantine(
-    bus: Bus, *, rows: Quarantined, clock: Clock, metrics: Metrics, quarantine: Quarantine
+    bus: Bus,
+    *,
+    rows: Quarantined,
+    observed: Observed,
+    clock: Clock,
+    metrics: Metrics,
+    quarantine: Quarantine,
 ) -> None:
     """Keep ``rows`` up to date, indefinitely."""
 
@@ -44,6 +51,10 @@ async def follow_quarantine(
             _log.warning("quarantine report skipped", extra={"problem": str(error)})
             return
         rows.seen(record, now_s=clock.monotonic_s())
+        if record.service != "nodeagent":
+            observed.message_seen(
+                record.service, record.replica, "quarantine", time_s=delivery.time_s
+            )
 
     async with pull_events(
         bus,

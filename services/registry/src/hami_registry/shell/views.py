@@ -29,6 +29,8 @@ from hami_common.runtime.natsio.deadletters import UNDECODABLE
 from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.projection import Projection
+from hami_registry.core.system import Observed
+from hami_registry.core.waiting import WaitingPods
 from hami_registry.shell.deliveries import Deliveries
 from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.metrics import Metrics
@@ -79,6 +81,8 @@ class Views:
         ``identify`` returns the identity of a bucket's stream.
         """
         self.projection = projection
+        self.waiting = WaitingPods()
+        self.observed = Observed()
         self._fleet = fleet
         bucket = partial(_Bucket, fleet=fleet, identify=identify)
         self.devices = bucket(
@@ -126,6 +130,7 @@ class Views:
     def _take_record(self, entry: Entry) -> None:
         record = _decode(subjects.ALLOC_BUCKET, entry, AllocationRecord)
         self.projection.record_seen(entry.key, entry.revision, record)
+        self.observed.message_seen("scheduler", record.writer, "record", time_s=record.time_s)
         self._fleet.seen("ledger", entry.revision, record.node)
         self._notify("allocation", entry, node=record.node, namespace=record.namespace)
 
@@ -162,6 +167,8 @@ class Views:
             await reading.dead_letter(delivery, UNDECODABLE, str(error))
             return
         self.projection.decision_seen(decision)
+        self.waiting.decision_seen(decision)
+        self.observed.decision_seen(decision)
         entry = Entry(key=delivery.subject, value=delivery.data, revision=delivery.sequence)
         plain = decision.for_namespace() if self._listeners else decision
         self._notify(
@@ -191,6 +198,7 @@ class Views:
             return
         vendors = tuple(vendor for vendor in beat.vendors if vendor in grants.VENDORS)
         self.projection.heartbeat_seen(beat.node, vendors, now_s=now_s)
+        self.observed.heartbeat_seen(beat)
 
     def _skip(self, origin: str, error: WireInvalid) -> None:
         self._metrics.values_malformed.labels(origin=origin).inc()
