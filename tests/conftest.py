@@ -20,7 +20,17 @@ __all__ = ["nats_server"]
 pytest.register_assert_rewrite("tests.contract", "tests.e2e")
 
 TESTS = Path(__file__).parent
-TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e", "install")
+TIERS = (
+    "unit",
+    "property",
+    "contract",
+    "native",
+    "integration",
+    "attack",
+    "e2e",
+    "console",
+    "install",
+)
 LIMIT_S = {
     "unit": 5,
     "property": 60,
@@ -29,9 +39,12 @@ LIMIT_S = {
     "integration": 30,
     "attack": 120,
     "e2e": 300,
+    "console": 120,
     "install": 600,
 }
-LEAK_CHECKED = frozenset({"contract", "native", "integration", "attack", "e2e", "install"})
+LEAK_CHECKED = frozenset(
+    {"contract", "native", "integration", "attack", "e2e", "console", "install"}
+)
 
 settings.register_profile(
     "ci",
@@ -60,6 +73,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fresh",
         action="store_true",
         help="let Hypothesis draw other examples; --hypothesis-seed repeats a run",
+    )
+    parser.addoption(
+        "--screenshots",
+        action="store_true",
+        help="write the screenshots of the console to docs/images/console",
     )
 
 

@@ -7,6 +7,7 @@
     ./dev test e2e --kubernetes 1.34   on this release; without a tier all tests that use one
     ./dev test e2e --scheduler volcano   the tests of this other scheduler alone
     ./dev test attack              hostile input and faults against the services
+    ./dev test console             the console in a real Chromium
     ./dev test install             the images, installed on a cluster of one real node
     ./dev test property --fresh    with new examples; --minutes 60 repeats that for an hour
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
@@ -56,7 +57,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
-TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e", "console")
 INSTALL = "install"
 """A whole run leaves out its tests marked ``long``."""
 REAL = "e2e-real"
@@ -73,6 +74,7 @@ DEAL = {
     "integration": "loadfile",
     "attack": "loadfile",
     "e2e": "loadfile",
+    "console": "loadfile",
     REAL: "loadfile",
     OLDER: "loadfile",
 }
@@ -87,7 +89,7 @@ ALONE = frozenset({"native"})
 """Tiers with tests marked ``alone``."""
 
 RUN_AGAIN = frozenset(
-    {"property", "contract", "native", "integration", "attack", "e2e", REAL, OLDER}
+    {"property", "contract", "native", "integration", "attack", "e2e", "console", REAL, OLDER}
 )
 """Tiers whose tests share the machine with real processes."""
 FLAKES_MOST = 3

@@ -2,7 +2,7 @@
 // Requests to the registry, typed by its OpenAPI documents.
 
 import type { GetRoutes, PostRoutes } from "../../generated/api.ts";
-import { reportContact, reportFailure } from "./contact.ts";
+import { reportContact, reportFailure, STALE_MS } from "./contact.ts";
 import { endSession, token } from "./session.ts";
 
 /** An answer with a status of 400 or more, or none at all: status 0, code `unreachable`. */
@@ -24,6 +24,9 @@ export class ApiError extends Error {
     this.details = details;
   }
 }
+
+/** A request without an answer for this time has failed. */
+export const REQUEST_MOST_MS = 30_000;
 
 export type QueryValue = string | number | boolean | undefined;
 
@@ -101,6 +104,10 @@ async function request(
 ): Promise<unknown> {
   let response: Response;
   let answer: unknown;
+  const signals = [AbortSignal.timeout(REQUEST_MOST_MS)];
+  if (options.signal) signals.push(options.signal);
+  // Data that is refreshed is stale while the server does not answer.
+  const late = setTimeout(() => method === "GET" && reportFailure(path), STALE_MS);
   try {
     response = await fetch(addressOf(path, options.params, options.query), {
       method,
@@ -108,13 +115,15 @@ async function request(
       credentials: "same-origin",
       cache: "no-store",
       ...(body === undefined ? {} : { body }),
-      ...(options.signal ? { signal: options.signal } : {}),
+      signal: AbortSignal.any(signals),
     });
     if (response.ok) answer = await response.json();
   } catch (error) {
     if (options.signal?.aborted) throw error;
     reportFailure(path);
     throw new ApiError(0, "unreachable", error instanceof Error ? error.message : String(error));
+  } finally {
+    clearTimeout(late);
   }
   reportContact(path);
   if (response.ok) return answer;

@@ -88,10 +88,11 @@ export function Table<Row>(props: {
   }
 
   return (
-    <section
+    <div
+      role="group"
       class={`table-frame ${isLong ? "long" : ""}`}
       ref={scroller}
-      // biome-ignore lint/a11y/noNoninteractiveTabindex: a region that scrolls must be reachable by keyboard.
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: a part that scrolls must be reachable by keyboard.
       tabIndex={0}
       aria-label={props.label}
     >
@@ -135,7 +136,7 @@ export function Table<Row>(props: {
           <Spacer height={virtual.after} columns={columns.length} />
         </tbody>
       </table>
-    </section>
+    </div>
   );
 }
 
