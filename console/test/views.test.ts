@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Registry } from "../generated/api.ts";
 import { strandedBy, totalsOf } from "../src/views/capacity/sums.ts";
-import { linkOf } from "../src/views/view.ts";
+import { linkOf, search, type View } from "../src/views/view.ts";
 
 test("the link of a view ends before its first parameter", () => {
   assert.equal(linkOf({ path: "/workloads/:namespace?/:pod?" }), "/workloads");
@@ -51,4 +51,27 @@ test("causes are summed over models, the largest first", () => {
     { name: "silent", models: ["A", "B"], memoryMib: 10 },
     { name: "slots", models: ["A", "B"], memoryMib: 3 },
   ]);
+});
+
+test("the search finds views by title, then their objects", () => {
+  const view = (name: string, more: Partial<View> = {}): View => ({
+    name,
+    path: `/${name}/:id?`,
+    titleKey: "capacity.title",
+    icon: "",
+    component: () => null,
+    group: "operate",
+    order: 1,
+    ...more,
+  });
+  const node = { label: "gpu-fleet-1", kind: "Node", link: "/nodes/gpu-fleet-1" };
+  const views = [
+    view("capacity"),
+    view("nodes", { find: (text) => (node.label.includes(text) ? [node] : []) }),
+    view("fleet"),
+    view("fleet-detail", { isUnlisted: true }),
+  ];
+  const find = (text: string) => search(views, text, (one) => one.name, "View");
+  assert.deepEqual(find("  "), []);
+  assert.deepEqual(find(" Fleet "), [{ label: "fleet", kind: "View", link: "/fleet" }, node]);
 });

@@ -91,6 +91,22 @@ async def test_views_are_reached_by_keyboard(page: Page) -> None:
     await expect(link).to_have_attribute("aria-current", "page")
 
 
+async def test_slash_focuses_the_search_which_opens_a_view(page: Page, cluster: Cluster) -> None:
+    await page.goto(f"{cluster.url('registry')}/console/no-such-view")
+    await page.get_by_text("This page does not exist.").wait_for()
+    await page.keyboard.press("/")
+    field = page.get_by_role("combobox", name="Search")
+    await expect(field).to_be_focused()
+    await page.keyboard.type("nothing like this")
+    await expect(page.get_by_text("Nothing found.")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await page.keyboard.type("capac")
+    await expect(page.get_by_role("option", name="Capacity")).to_be_visible()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Capacity", exact=True)).to_be_visible()
+    await expect(page.get_by_role("main")).to_be_focused()
+
+
 async def test_table_is_sorted_by_keyboard(page: Page, cluster: Cluster) -> None:
     await page.goto(f"{cluster.url('registry')}/console/capacity")
     heading = page.get_by_role("columnheader", name="Largest share")

@@ -6,11 +6,13 @@ import { endSession, token } from "../api/session.ts";
 import { t } from "../i18n.ts";
 import { namespace, recentNamespaces, setNamespace } from "../preferences.ts";
 import { Preferences } from "./preferences.tsx";
+import { Search } from "./search.tsx";
 
 export function Header() {
   return (
     <header class="header">
       <span class="brand">HAMi</span>
+      <Search />
       <NamespaceFilter />
       <div class="header-end">
         {caller.value?.user ? (

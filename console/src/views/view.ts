@@ -7,6 +7,15 @@ export const GROUPS = ["operate", "tenant", "manage"] as const;
 
 export type ViewProps = { params: Readonly<Record<string, string | undefined>> };
 
+/** A result of the search at the top of the page. */
+export type Found = {
+  label: string;
+  /** What it is, for example "Node". */
+  kind: string;
+  /** Below `/console`. */
+  link: string;
+};
+
 export type View = {
   name: string;
   /** Below `/console`, for example `/workloads/:namespace?/:pod?`; its fixed start is the link of the navigation. */
@@ -20,7 +29,28 @@ export type View = {
   order: number;
   /** True: reached from other views only. */
   isUnlisted?: boolean;
+  /** Objects of this view that contain the text, in lower case, from data that the browser has. */
+  find?: (text: string) => readonly Found[];
 };
+
+/** The most results of a search. */
+const FOUND_MOST = 12;
+
+/** Views whose title contains the text, then what they find; nothing for an empty text. */
+export function search(
+  views: readonly View[],
+  text: string,
+  titleOf: (view: View) => string,
+  viewKind: string,
+): Found[] {
+  const wanted = text.trim().toLowerCase();
+  if (!wanted) return [];
+  const titled = views
+    .filter((view) => !view.isUnlisted && titleOf(view).toLowerCase().includes(wanted))
+    .map((view) => ({ label: titleOf(view), kind: viewKind, link: linkOf(view) }));
+  const objects = views.flatMap((view) => view.find?.(wanted).slice(0, FOUND_MOST) ?? []);
+  return [...titled, ...objects].slice(0, FOUND_MOST);
+}
 
 /** The part of a path before its first parameter. */
 export function linkOf(view: Pick<View, "path">): string {

