@@ -8,10 +8,13 @@ import anyio
 import pytest
 
 from hami_common.pods.annotations import DEVICE_CORDON
+from hami_sim.certs import CertificateAuthority
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from hami_sim.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 NODE = "gpu-t4"
+HOST = "127.0.0.1"
 INDEX = "<!doctype html><title>console</title>"
 
 
@@ -19,8 +22,24 @@ INDEX = "<!doctype html><title>console</title>"
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     console = tmp_path_factory.mktemp("console")
     (console / "index.html").write_text(INDEX)
+    cert, key, ca = CertificateAuthority().issue_files(tmp_path_factory.mktemp("tls"), [HOST])
+    port = free_port()
     spec = ClusterSpec(
-        nodes=(NodeSpec(name=NODE, profile="4xT4"),), console=str(console), injection="devices"
+        nodes=(NodeSpec(name=NODE, profile="4xT4"),),
+        console=str(console),
+        injection="devices",
+        settings={
+            "scheduler": {
+                "api.enabled": "true",
+                "api.port": str(port),
+                "api.tls_cert_file": str(cert),
+                "api.tls_key_file": str(key),
+            },
+            "registry": {
+                "scheduler_url": f"https://{HOST}:{port}",
+                "scheduler_ca_file": str(ca),
+            },
+        },
     )
     async with run_cluster(spec, tmp_path_factory.mktemp("cluster")) as running:
         yield running
@@ -46,15 +65,20 @@ async def test_console_is_served(cluster: Cluster) -> None:
 
 async def test_scheduler_answers_through_the_registry(cluster: Cluster) -> None:
     direct = cluster.url("scheduler")
+    mine = {"Authorization": f"Bearer {cluster.plane.access().token}"}
     for path in ("/v1/queues", "/v1/quotas"):
         async with cluster.session.get(f"{direct}{path}") as answer:
-            assert await send(cluster, "GET", path) == await answer.json()
-    drained = await send(cluster, "POST", "/v1/whatif/drain", {"node": NODE})
+            assert await send(cluster, "GET", path, headers=mine) == await answer.json()
+    drained = await send(cluster, "POST", "/v1/whatif/drain", {"node": NODE}, headers=mine)
     assert drained["node"] == NODE
     url = f"{cluster.url('registry')}/v1/resize"
-    async with cluster.session.post(url, json={"namespace": "default"}) as answer:
+    body = {"namespace": "default"}
+    async with cluster.session.post(url, json=body, headers=mine) as answer:
         assert answer.status == 400
         assert "pod" in (await answer.json())["error"]["message"]
+    for headers in ({}, {"Authorization": "Bearer forged"}):
+        async with cluster.session.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 401
 
 
 async def test_cordon_of_a_node_reaches_the_scheduler(cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ from hami_common.runtime.places import Places
 from hami_common.runtime.telemetry import make_registry
 from hami_registry.shell.gateway import FORWARDED, Gateway, SchedulerAddress
 from hami_sim.certs import CertificateAuthority
+from tests.support.registry import run_registry
 
 pytestmark = pytest.mark.anyio
 HOST = "127.0.0.1"
@@ -122,14 +123,14 @@ async def test_headers_of_the_connection_and_of_strangers_stay_behind(
         "X-Forwarded-For": "10.0.0.1",
         "X-Remote-User": "admin",
         "Connection": "keep-alive, Authorization",
-        "Te": "trailers",
+        "Upgrade": "websocket",
         "Authorization": "Bearer abc",
     }
     async with http.get(f"{gateway}/v1/queues", headers=sent) as answer:
         assert answer.status == 200
     seen = scheduler.seen[0].headers
     assert seen["Authorization"] == "Bearer abc"
-    for name in ("Cookie", "X-Forwarded-For", "X-Remote-User", "Te"):
+    for name in ("Cookie", "X-Forwarded-For", "X-Remote-User", "Upgrade"):
         assert name not in seen
     assert seen["Host"] != gateway.removeprefix("http://")
 
@@ -247,3 +248,24 @@ def test_address_that_cannot_be_used_is_refused_at_start(
 def test_plain_address_is_accepted_where_no_tokens_are_sent() -> None:
     SchedulerAddress(url="http://10.0.0.1:9398", timeout_s=1.0).check(sends_tokens=False)
     SchedulerAddress(url="http://127.0.0.1:9398", timeout_s=1.0).check(sends_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"proxy_ca_file": "/ca.crt"}, "proxy_ca_file"),
+        ({"proxy_ca_file": "/ca.crt", "auth": "kubernetes"}, "proxy_ca_file"),
+        ({"scheduler_url": "http://10.0.0.1:9398", "auth": "kubernetes"}, "scheduler_url"),
+        ({"console_dir": "/absent"}, "console_dir /absent"),
+    ],
+)
+async def test_registry_does_not_start_with_settings_that_cannot_work(
+    settings: dict[str, Any], field: str
+) -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(SettingsInvalid, check=lambda error: error.field == field),
+        allow_unwrapped=True,
+        flatten_subgroups=True,
+    ):
+        async with run_registry("nats://127.0.0.1:1", **settings):
+            pytest.fail("the registry started")

@@ -25,7 +25,7 @@ from hami_common.bus.nkeys import NKey
 from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
 from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
-from hami_common.runtime.gate import Gate, Route, require_private
+from hami_common.runtime.gate import FrontProxy, Gate, Route, require_private
 from hami_common.runtime.httpd import (
     Handler,
     HttpApp,
@@ -322,9 +322,20 @@ async def _follow(
 
 def _tls(settings: Settings) -> TlsFiles | None:
     """Return the certificate of the API; ``None``: it is served without."""
+    if settings.proxy_ca_file and not (settings.tls_cert_file and settings.auth == "kubernetes"):
+        raise SettingsInvalid(
+            field="proxy_ca_file",
+            problem="the proxy's certificate is checked by TLS, and its users by the API server",
+            fix='set tls_cert_file, tls_key_file and auth = "kubernetes" too',
+        )
     if not settings.tls_cert_file:
         return None
-    return TlsFiles(settings.tls_cert_file, settings.tls_key_file)
+    return TlsFiles(
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        client_ca_file=settings.proxy_ca_file,
+        is_client_optional=True,
+    )
 
 
 def _listeners(
@@ -357,7 +368,14 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
     auth = None
     if settings.auth == "kubernetes":
         auth = KubeAuth(lambda: parts.kube, clock=context.clock)
-    gate = Gate(auth)
+    proxy = None
+    if settings.proxy_ca_file:
+        proxy = FrontProxy(
+            names=settings.proxy_names,
+            user_header=settings.proxy_user_header,
+            group_header=settings.proxy_group_header,
+        )
+    gate = Gate(auth, proxy)
     gateway = Gateway(
         _scheduler(settings),
         places=Places(
@@ -397,6 +415,8 @@ def _scheduler(settings: Settings) -> SchedulerAddress:
     return SchedulerAddress(
         url=settings.scheduler_url,
         ca_file=settings.scheduler_ca_file,
+        cert_file=settings.scheduler_cert_file,
+        key_file=settings.scheduler_key_file,
         timeout_s=settings.scheduler_timeout_s,
     )
 

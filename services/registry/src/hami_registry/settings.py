@@ -7,6 +7,7 @@ Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 from typing import Literal
 
 from hami_common import namespaces
+from hami_common.runtime import gate
 from hami_common.runtime.settings import ServiceSettings
 
 
@@ -72,6 +73,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     scheduler_ca_file: str = ""
     """PEM bundle of the CA of that address; empty: the system's."""
+    scheduler_cert_file: str = ""
+    """Client certificate that is presented there, PEM; only needed with ``proxy_ca_file``."""
+    scheduler_key_file: str = ""
+    """Private key of that certificate, PEM, not encrypted."""
     scheduler_timeout_s: float = 60.0
     """Longest wait for an answer of the scheduler; a resize waits for the node."""
     tls_host: str = "127.0.0.1"
@@ -86,6 +91,18 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     tls_key_file: str = ""
     """Private key of the certificate, PEM, not encrypted."""
+    proxy_ca_file: str = ""
+    """CA of the client certificate of an authenticating proxy, PEM (docs/console.md).
+
+    On connections with such a certificate the proxy names the caller in headers; other callers
+    present tokens as before. Empty: no proxy. Needs ``auth = "kubernetes"`` and ``tls_cert_file``.
+    """
+    proxy_names: tuple[str, ...] = ()
+    """Common names of that certificate; empty: all that the CA signed."""
+    proxy_user_header: str = gate.USER_HEADER
+    """Header with the name of the user."""
+    proxy_group_header: str = gate.GROUP_HEADER
+    """Header with a group of the user, once per group."""
     bus_issuer_seed_file: str = ""
     """Seed of the account key that signs logins to the bus (docs/security.md).
 

@@ -46,7 +46,7 @@ from hami_core.ledger.stimuli import CapacityReturned, Over, Task
 from hami_core.quota.accounts import QuotaLedger
 from hami_core.table.inventory import Inventory
 from hami_core.table.table import DeviceTable
-from hami_scheduler.settings import Settings
+from hami_scheduler.settings import ApiSettings, Settings
 from hami_scheduler.shell import takeover
 from hami_scheduler.shell.background import BackgroundTasks
 from hami_scheduler.shell.backlog import Backlog, Isolation
@@ -588,11 +588,12 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
 
     servers, listeners = httpd.Servers(), _listeners(context, is_ready)
     admission, volcano = _admission(context, is_ready), _volcano(context, is_ready)
+    api = _api(context, is_ready)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(background())
         await serving.start(
             servers.run,
-            [*listeners, *([admission.listener] if admission else []), *volcano],
+            [*listeners, *([admission.listener] if admission else []), *volcano, *api],
             settings.grace_s,
             name="servers",
         )
@@ -653,6 +654,11 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             if admission:
                 admission.listener.app.complete(scheduler.bind_admission.routes())
                 group.start_soon(scheduler.keep, "certificate", admission.watch)
+            for one in api:
+                own = {route: handler for route, handler in routes.items() if _is_own(route)}
+                one.app.complete(own_guarded(own, settings.api, kube, context.clock))
+                if one.tls is not None:
+                    group.start_soon(one.tls.watch)
             for one in volcano:
                 one.app.complete(scheduler.volcano.routes())
             context.ready.set()
@@ -736,6 +742,41 @@ def _volcano(
     return [httpd.Listener(app=app, host=options.host, port=options.port)]
 
 
+def _api(context: ServiceContext[Settings], is_ready: Callable[[], bool]) -> list[httpd.Listener]:
+    """Return the address of ``/v1/`` for other pods, if there is one."""
+    options = context.settings.api
+    if not options.enabled:
+        return []
+    app = httpd.HttpApp(
+        {},
+        registry=context.registry,
+        ready=is_ready,
+        body_limit=context.settings.body_limit_bytes,
+        is_complete=False,
+    )
+    tls = httpd.TlsFiles(
+        options.tls_cert_file,
+        options.tls_key_file,
+        client_ca_file=options.proxy_ca_file,
+        is_client_optional=True,
+    )
+    return [httpd.Listener(app=app, host=options.host, port=options.port, tls=tls)]
+
+
+def _is_own(route: gate.Route) -> bool:
+    """Return whether the route is not one of the extender."""
+    return route[1].startswith("/v1/")
+
+
+def own_guarded(
+    routes: Mapping[gate.Route, httpd.Handler], options: ApiSettings, kube: KubeApi, clock: Clock
+) -> dict[gate.Route, httpd.Handler]:
+    """Return the routes ``/v1/`` as other pods reach them."""
+    proxy = gate.FrontProxy(names=options.proxy_names) if options.proxy_ca_file else None
+    auth = KubeAuth(lambda: kube, clock=clock)
+    return gate.Gate(auth, proxy).guarded(routes, gate.SCHEDULER_RULES)
+
+
 def guarded(
     routes: Mapping[gate.Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
 ) -> dict[gate.Route, httpd.Handler]:
@@ -743,7 +784,7 @@ def guarded(
 
     The extender's depend on the address.
     """
-    mine = {route: handler for route, handler in routes.items() if route[1].startswith("/v1/")}
+    mine = {route: handler for route, handler in routes.items() if _is_own(route)}
     auth = None if settings.auth == "none" else KubeAuth(lambda: kube, clock=clock)
     return {**routes, **gate.Gate(auth).guarded(mine, gate.SCHEDULER_RULES)}
 

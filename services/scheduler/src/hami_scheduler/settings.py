@@ -14,6 +14,30 @@ from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
 
 
+class ApiSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Second server, with the routes ``/v1/`` alone, for the registry (docs/console.md).
+
+    Callers always present Kubernetes tokens.
+    """
+
+    enabled: bool = False
+    """Serve it, with TLS."""
+    host: str = "127.0.0.1"
+    """Address; ``0.0.0.0`` or ``::`` in a cluster."""
+    port: int = 9443
+    """0 lets the kernel choose; the choice is logged."""
+    tls_cert_file: str = "/tls-api/tls.crt"
+    """Serving certificate with its chain, PEM. Replaced files are used within seconds."""
+    tls_key_file: str = "/tls-api/tls.key"
+    """Private key of the certificate, PEM, not encrypted."""
+    proxy_ca_file: str = ""
+    """CA of the registry's client certificate, PEM. On connections with such a certificate the
+    registry names callers whom its own proxy has named; empty: callers present tokens.
+    """
+    proxy_names: tuple[str, ...] = ()
+    """Common names of that certificate; empty: all that the CA signed."""
+
+
 class BindAdmissionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Placement of pods that other schedulers bind, see docs/other-schedulers.md."""
 
@@ -176,6 +200,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     probe_port: int = 9395
     """Port of that server, by default that of HAMi's scheduler metrics; 0: the kernel chooses."""
+    api: ApiSettings = ApiSettings()
     bind_admission: BindAdmissionSettings = BindAdmissionSettings()
     dra: DraSettings = DraSettings()
     kueue: KueueSettings = KueueSettings()

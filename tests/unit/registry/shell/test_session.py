@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from hami_common.errors import Unauthenticated
-from hami_common.runtime.gate import Gate
+from hami_common.runtime.gate import FrontProxy, Gate
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.kubeauth import KubeAuth
 from hami_registry.shell.session import Session, Sessions
@@ -71,3 +71,23 @@ async def test_caller_learns_its_name_and_view() -> None:
 async def test_invalid_credential_is_refused(value: str) -> None:
     with pytest.raises(Unauthenticated):
         await session(closed(), Authorization=value)
+
+
+async def test_caller_whom_the_proxy_names_learns_so() -> None:
+    kube: Any = Cluster()
+    gate = Gate(KubeAuth(lambda: kube, clock=ManualClock()), FrontProxy())
+    handler = Sessions(gate).routes()["GET", "/v1/session"]
+    answer = await handler(
+        Request(
+            method="GET",
+            path="/v1/session",
+            query={},
+            headers=CIMultiDict({"X-Remote-User": "admin", "Authorization": "Bearer forged"}),
+            body=b"",
+            params={},
+            peer_certificate={"subject": ((("commonName", "proxy"),),)},
+        )
+    )
+    assert isinstance(answer, Response)
+    expected = Session(login="proxy", user="admin", sees_everything=True)
+    assert msgspec.json.decode(answer.body, type=Session) == expected

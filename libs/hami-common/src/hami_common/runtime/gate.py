@@ -113,7 +113,11 @@ registry, which forwards requests.
 
 
 class FrontProxy(Struct, frozen=True, kw_only=True):
-    """An authenticating proxy before the service."""
+    """An authenticating proxy before the service.
+
+    Header names as of Kubernetes' front proxy:
+    https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authenticating-proxy.
+    """
 
     names: Collection[str] = ()
     """Common names of its client certificate; empty: all that the CA signed."""
@@ -123,8 +127,8 @@ class FrontProxy(Struct, frozen=True, kw_only=True):
     def caller(self, request: Request) -> Caller | None:
         """Return the caller that the proxy names; ``None`` when no proxy sent the request.
 
-        ``Unauthenticated`` when the headers are malformed, ``Denied`` when the request changes
-        something and a page of another origin may have sent it.
+        ``Unauthenticated`` when the headers are malformed, ``Denied`` when a page of another origin
+        sent the request, or may have sent one that changes something.
         """
         certificate = request.peer_certificate
         if not certificate or (self.names and common_name(certificate) not in self.names):
@@ -145,8 +149,7 @@ class FrontProxy(Struct, frozen=True, kw_only=True):
                     fix=f"let it send names of 1 to {_LONGEST_NAME} characters that do not begin "
                     f"with {_RESERVED}",
                 )
-        if request.method not in _SAFE:
-            _require_own_page(request)
+        _require_own_page(request)
         return Caller(username=users[0], groups=(*groups, AUTHENTICATED))
 
 
@@ -163,11 +166,15 @@ def _is_proxied_name(name: str) -> bool:
 
 
 def _require_own_page(request: Request) -> None:
+    """Raise ``Denied`` when another page may have sent the request with the proxy's cookie."""
+    if request.method in _SAFE:
+        _refuse_foreign_pages(request)
+        return
     site = request.headers.get(SITE_HEADER, "")
     if site == SAME_ORIGIN and CONSOLE_HEADER in request.headers:
         return
     raise Denied(
-        peer="the registry",
+        peer="the service",
         detail=f"a request that changes something needs the header {CONSOLE_HEADER} and "
         f"{SITE_HEADER}: {SAME_ORIGIN}, as the console sends them",
         status=403,
@@ -176,14 +183,17 @@ def _require_own_page(request: Request) -> None:
 
 def _refuse_foreign_pages(request: Request) -> None:
     """Raise ``Denied`` when a browser sent the request for a page of another origin."""
-    site = request.headers.get(SITE_HEADER, SAME_ORIGIN)
+    site = request.headers.get(SITE_HEADER, "")
     origin = request.headers.get("Origin", "")
-    own = request.headers.get("Host", "")
-    if site in (SAME_ORIGIN, "none") and (not origin or urlsplit(origin).netloc == own):
+    if site:
+        is_foreign = site not in (SAME_ORIGIN, "none")
+    else:
+        is_foreign = bool(origin) and urlsplit(origin).netloc != request.headers.get("Host", "")
+    if not is_foreign:
         return
     raise Denied(
-        peer="the registry",
-        detail=f"a page of another origin ({origin or site}) must not change anything",
+        peer="the service",
+        detail=f"a page of another origin ({(origin or site)[:100]}) sent the request",
         status=403,
     )
 

@@ -255,11 +255,23 @@ class TlsFiles:
     type.
     """
 
-    def __init__(self, cert_file: str, key_file: str, *, client_ca_file: str = "") -> None:
-        """Load the files now; with ``client_ca_file``, demand client certificates of that CA."""
+    def __init__(
+        self,
+        cert_file: str,
+        key_file: str,
+        *,
+        client_ca_file: str = "",
+        is_client_optional: bool = False,
+    ) -> None:
+        """Load the files now; with ``client_ca_file``, demand client certificates of that CA.
+
+        If ``is_client_optional``, clients without a certificate are served too; one of another CA
+        ends the handshake in both cases.
+        """
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca_file = client_ca_file
+        self._verify = ssl.CERT_OPTIONAL if is_client_optional else ssl.CERT_REQUIRED
         self._seen = self._state()
         self._newest = self._load()
         # Called for each handshake, with or without a server name.
@@ -288,7 +300,7 @@ class TlsFiles:
         try:
             context.load_cert_chain(self._cert_file, self._key_file, password=_no_password)
             if self._client_ca_file:
-                context.verify_mode = ssl.CERT_REQUIRED
+                context.verify_mode = self._verify
                 context.load_verify_locations(self._client_ca_file)
         except (OSError, ssl.SSLError, ValueError) as error:
             raise SettingsInvalid(

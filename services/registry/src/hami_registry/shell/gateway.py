@@ -8,6 +8,7 @@ again with the same credential. A request is sent once: no connection is reused 
 retried. Sizes in bytes, times in seconds.
 """
 
+import io
 import os
 import ssl
 from collections.abc import Callable, Mapping
@@ -161,7 +162,7 @@ class Gateway:
                 request.method,
                 f"{self._address.url.rstrip('/')}{request.path}",
                 params=_query(request.query),
-                data=request.body or None,
+                data=io.BytesIO(request.body) if request.body else None,
                 headers=headers,
                 allow_redirects=False,
             ) as answer,

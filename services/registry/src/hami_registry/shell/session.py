@@ -13,8 +13,10 @@ from hami_common.runtime.openapi import Operation
 class Session(Struct, frozen=True, kw_only=True):
     """The caller, and how it is authenticated."""
 
-    login: Literal["none", "token"]
-    """``none``: every caller is admitted; ``token``: a Kubernetes token is required."""
+    login: Literal["none", "token", "proxy"]
+    """``none``: every caller is admitted; ``token``: a Kubernetes token is required; ``proxy``: an
+    authenticating proxy names the caller.
+    """
     user: str
     """Name of the user; empty when ``login`` is ``none``, and before a login."""
     sees_everything: bool
@@ -56,5 +58,8 @@ class Sessions:
         caller = await self._gate.caller(request)
         if caller is None:
             return Session(login="token", user="", sees_everything=False)
-        may = await self._gate.may(caller, everything(request))
-        return Session(login="token", user=caller.username, sees_everything=may)
+        return Session(
+            login="token" if self._gate.proxied(request) is None else "proxy",
+            user=caller.username,
+            sees_everything=await self._gate.may(caller, everything(request)),
+        )
