@@ -7,7 +7,6 @@ position, as a browser does behind a load balancer.
 
 from typing import Any
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,57 +15,12 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import DeviceUse, UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
-from hami_registry.core.fleet import SOURCES, Fleet, Position, document
-from hami_registry.core.projection import Projection
-from tests.support.fleet import Document, FleetClient
+from hami_registry.core.fleet import SOURCES, Position
+from tests.support.fleet import FleetClient
+from tests.support.fleet_history import Replica
 
 NODES = [f"n{number}" for number in range(20)]
 NAMESPACES = ("team-a", "team-b")
-
-
-class Replica:
-    """One registry's fleet, reading each source in its order."""
-
-    def __init__(self) -> None:
-        self.projection = Projection(liveness_s=15)
-        self.fleet = Fleet(self.projection, foreign_margin_mib=0)
-
-    def start(self) -> None:
-        for source in SOURCES:
-            self.fleet.complete(source)
-
-    def read(self, source: str, revision: int, message: Any) -> None:
-        key = f"{message.node}.{getattr(message, 'pod_uid', '')}"
-        if source == "devices":
-            self.projection.devices_seen(message)
-        elif source == "ledger":
-            self.projection.record_seen(key, revision, message)
-        elif source == "states":
-            self.projection.state_seen(key, revision, message)
-        else:
-            self.fleet.usage_seen(revision, message)
-            return
-        self.fleet.seen(source, revision, message.node)
-
-    def beat(self, nodes: list[str], now_s: float) -> None:
-        for node in nodes:
-            self.projection.heartbeat_seen(node, ("nvidia",), now_s=now_s)
-
-    def flush(self, now_s: float) -> tuple[Any, Any]:
-        while self.fleet.rebuild(1):
-            pass
-        self.fleet.beat(now_s=now_s)
-        return self.fleet.changes()
-
-    def packed(self, blocks: Any, silent: Any, namespace: str) -> Document:
-        found = document(
-            blocks, position=self.fleet.position, time_s=1.0, namespace=namespace, silent=silent
-        )
-        decoded: Document = msgspec.json.decode(msgspec.json.encode(found))
-        return decoded
-
-    def snapshot(self, namespace: str) -> Document:
-        return self.packed(self.fleet.blocks(), self.fleet.silent, namespace)
 
 
 @st.composite
