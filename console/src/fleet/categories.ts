@@ -36,6 +36,11 @@ export class Categories {
     return share?.allocation[this.grouping] ?? "";
   }
 
+  /** Number of words with a color of their own; colors are only ever added. */
+  get assigned(): number {
+    return this.#colors.size;
+  }
+
   /** Position of the word's color. */
   colorOf(word: string): number {
     return this.#colors.get(word) ?? OTHERS;

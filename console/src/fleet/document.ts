@@ -34,16 +34,6 @@ export const WORDS = [
   "stranded_by",
 ] as const satisfies readonly DeviceField[];
 
-/** Columns of an allocation that contain positions in `words`. */
-export const ALLOCATION_WORDS = [
-  "namespace",
-  "state",
-  "queue",
-  "priority_class",
-  "held_for",
-  "origin",
-] as const satisfies readonly (keyof FleetDocument["allocations"])[];
-
 /** Bits of the column `flags`. */
 export const CORDONED = 1;
 export const UNHEALTHY = 2;

@@ -28,8 +28,8 @@ export interface Place {
   readonly at: number;
 }
 
-export const NAME_HEIGHT = 0.7;
-const GAP = 0.6;
+export const NAME_HEIGHT = 0.5;
+const GAP = 0.4;
 const MARGIN = 0.4;
 
 export interface Layout {
@@ -40,7 +40,10 @@ export interface Layout {
   readonly numbers: ReadonlyMap<string, number>;
 }
 
-/** Place the nodes so that the map has about this ratio of width and height. */
+/** Widths that are tried, as parts of that of a map without rests at the ends of shelves. */
+const WIDTHS = [0.7, 0.85, 1, 1.1, 1.25, 1.5, 2];
+
+/** Place the nodes so that tiles are largest on a map with this ratio of width and height. */
 export function layOut(nodes: readonly FleetNode[], aspect: number): Layout {
   const shown = nodes.filter((node) => node.count > 0 || node.problem !== "");
   const sizes = shown.map((node) => {
@@ -48,8 +51,16 @@ export function layOut(nodes: readonly FleetNode[], aspect: number): Layout {
     return { rows, columns: Math.max(1, Math.ceil(node.count / rows)) };
   });
   const area = sizes.reduce((sum, one) => sum + (one.columns + GAP) * outer(one.rows), 0);
-  const widest = sizes.reduce((most, one) => Math.max(most, one.columns), 0);
-  const wanted = Math.max(widest, Math.sqrt(area * aspect));
+  const scaleOf = (one: Layout) => Math.min(aspect / one.width, 1 / one.height);
+  return WIDTHS.map((part) => placed(shown, sizes, part * Math.sqrt(area * aspect))).reduce(
+    (best, one) => (scaleOf(one) > scaleOf(best) ? one : best),
+  );
+}
+
+type Size = { rows: number; columns: number };
+
+/** Shelves that are `most` wide, or as wide as the widest node. */
+function placed(shown: readonly FleetNode[], sizes: readonly Size[], most: number): Layout {
   const blocks: Block[] = [];
   const shelves: Shelf[] = [];
   let y = MARGIN;
@@ -59,8 +70,8 @@ export function layOut(nodes: readonly FleetNode[], aspect: number): Layout {
     let end = first;
     let rows = 1;
     while (end < shown.length) {
-      const { columns, rows: own } = sizes[end] as (typeof sizes)[number];
-      if (end > first && x + columns > MARGIN + wanted) break;
+      const { columns, rows: own } = sizes[end] as Size;
+      if (end > first && x + columns > MARGIN + most) break;
       const node = shown[end] as FleetNode;
       blocks.push({ node: node.name, count: node.count, columns, x, y: y + NAME_HEIGHT });
       rows = Math.max(rows, own);

@@ -3,7 +3,7 @@
 // `pod:`, `queue:`, `mode:` and `is:` (a state, or `mig`) name what to look at; other words match any
 // of node, model, namespace and pod. Case does not count.
 
-import { type State, STATES, stateOf } from "./state.ts";
+import { STATES, type State, stateOf } from "./state.ts";
 import { FIELD, type Fleet, type FleetNode, ROW } from "./store.ts";
 
 const KEYS = ["node", "model", "namespace", "pod", "queue", "mode", "is"] as const;
@@ -75,7 +75,8 @@ export class Search {
     for (let s = node.starts[at] ?? 0; s < end; s += 1) {
       const owner = node.shares[s]?.allocation;
       if (owner === undefined) continue;
-      if ((isAny || key === "namespace") && owner.namespace.toLowerCase().includes(text)) return true;
+      if ((isAny || key === "namespace") && owner.namespace.toLowerCase().includes(text))
+        return true;
       if ((isAny || key === "pod") && owner.pod.toLowerCase().includes(text)) return true;
       if (key === "queue" && owner.queue.toLowerCase().includes(text)) return true;
     }

@@ -5,14 +5,7 @@
 // 40,000 devices compares integers. A node is never changed in place: a document that changes it makes a new
 // `FleetNode`, so results may be cached by node.
 
-import {
-  ALLOCATION_WORDS,
-  AMOUNTS,
-  type DeviceField,
-  EXCLUSIVE,
-  type FleetDocument,
-  WORDS,
-} from "./document.ts";
+import { AMOUNTS, type DeviceField, EXCLUSIVE, type FleetDocument, WORDS } from "./document.ts";
 
 const FIELDS: readonly DeviceField[] = [...AMOUNTS, ...WORDS];
 /** Numbers per device in `FleetNode.devices`. */
@@ -22,9 +15,16 @@ export const FIELD = Object.fromEntries(FIELDS.map((name, place) => [name, place
   Record<DeviceField, number>
 >;
 
-export type Allocation = Readonly<
-  Record<(typeof ALLOCATION_WORDS)[number], string> & { pod: string; reserved_s: number }
->;
+export type Allocation = {
+  readonly namespace: string;
+  readonly pod: string;
+  readonly state: string;
+  readonly queue: string;
+  readonly priority_class: string;
+  readonly held_for: string;
+  readonly origin: string;
+  readonly reserved_s: number;
+};
 
 /** What an allocation books on one device. */
 export interface Share {
@@ -225,16 +225,22 @@ function unpack(document: FleetDocument, words: Words): FleetNode[] {
     }
     device += count;
     const found: Share[] = [];
-    for (const last = allocation + (nodes.allocations[n] ?? 0); allocation < last; allocation += 1) {
+    for (
+      const last = allocation + (nodes.allocations[n] ?? 0);
+      allocation < last;
+      allocation += 1
+    ) {
       const a = allocation;
-      const named = Object.fromEntries(
-        ALLOCATION_WORDS.map((field) => [field, text(allocations[field][a] ?? 0)]),
-      );
-      const owner = {
-        ...named,
+      const owner: Allocation = {
+        namespace: text(allocations.namespace[a] ?? 0),
         pod: allocations.pod[a] ?? "",
+        state: text(allocations.state[a] ?? 0),
+        queue: text(allocations.queue[a] ?? 0),
+        priority_class: text(allocations.priority_class[a] ?? 0),
+        held_for: text(allocations.held_for[a] ?? 0),
+        origin: text(allocations.origin[a] ?? 0),
         reserved_s: allocations.reserved_s[a] ?? 0,
-      } as unknown as Allocation;
+      };
       for (const end = share + (allocations.shares[a] ?? 0); share < end; share += 1) {
         found.push({
           allocation: owner,

@@ -3,12 +3,20 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Categories, COLORS, OTHERS } from "../../src/fleet/categories.ts";
-import { cornerOf, eachBlock, type Layout, layOut, type Place, placeAt, step } from "../../src/fleet/layout.ts";
-import { partitionsOf } from "../../src/fleet/partitions.ts";
-import { type Camera, color, mix, type Palette, Raster } from "../../src/fleet/raster.ts";
-import { Search } from "../../src/fleet/search.ts";
-import { Fleet } from "../../src/fleet/store.ts";
+import { Categories, COLORS, OTHERS } from "../src/fleet/categories.ts";
+import {
+  cornerOf,
+  eachBlock,
+  type Layout,
+  layOut,
+  type Place,
+  placeAt,
+  step,
+} from "../src/fleet/layout.ts";
+import { partitionsOf } from "../src/fleet/partitions.ts";
+import { type Camera, color, mix, type Palette, Raster } from "../src/fleet/raster.ts";
+import { Search } from "../src/fleet/search.ts";
+import { Fleet } from "../src/fleet/store.ts";
 import {
   allocationOf,
   chanceOf,
@@ -17,7 +25,7 @@ import {
   nodeOf,
   pack,
   randomNode,
-} from "./documents.ts";
+} from "./fleet_documents.ts";
 
 function fleetOf(...nodes: NodeContent[]): Fleet {
   const fleet = new Fleet();
@@ -32,7 +40,9 @@ function places(layout: Layout): Place[] {
 }
 
 const mixed = fleetOf(
-  ...[8, 1, 4, 8, 0, 16, 24, 8, 3, 8].map((count, n) => randomNode(chanceOf(n + 1), `n${n}`, count)),
+  ...[8, 1, 4, 8, 0, 16, 24, 8, 3, 8].map((count, n) =>
+    randomNode(chanceOf(n + 1), `n${n}`, count),
+  ),
 );
 
 test("every device has a place of its own within the map, and is found there", () => {
@@ -58,7 +68,8 @@ test("a point beside all devices finds none", () => {
 
 test("only blocks within the rectangle are visited", () => {
   const layout = layOut(
-    fleetOf(...Array.from({ length: 400 }, (_, n) => randomNode(chanceOf(n + 1), `n${n}`, 8))).nodes,
+    fleetOf(...Array.from({ length: 400 }, (_, n) => randomNode(chanceOf(n + 1), `n${n}`, 8)))
+      .nodes,
     1,
   );
   let visited = 0;
@@ -145,7 +156,11 @@ function drawn(fleet: Fleet, size: number, search = "", categories: Categories |
   const camera: Camera = { x, y, scale: size, width: size, height: size };
   const pixels = new Uint32Array(size * size);
   categories?.refresh(fleet);
-  new Raster().draw(pixels, camera, layout, fleet, { palette, categories, search: new Search(search) });
+  new Raster().draw(pixels, camera, layout, fleet, {
+    palette,
+    categories,
+    search: new Search(search),
+  });
   return (column: number, row: number) => pixels[row * size + column];
 }
 

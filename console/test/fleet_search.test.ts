@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Search, unknownState } from "../../src/fleet/search.ts";
-import { Fleet } from "../../src/fleet/store.ts";
-import { allocationOf, deviceOf, nodeOf, pack } from "./documents.ts";
+import { Search, unknownState } from "../src/fleet/search.ts";
+import { Fleet } from "../src/fleet/store.ts";
+import { allocationOf, deviceOf, nodeOf, pack } from "./fleet_documents.ts";
 
 function fleetOf(): Fleet {
   const fleet = new Fleet();

@@ -3,11 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
-import type { ApiError } from "../../src/api/client.ts";
-import type { FleetDocument } from "../../src/fleet/document.ts";
-import { follow, type Source } from "../../src/fleet/follow.ts";
-import { Fleet } from "../../src/fleet/store.ts";
-import { deviceOf, nodeOf, pack } from "./documents.ts";
+import type { ApiError } from "../src/api/client.ts";
+import type { FleetDocument } from "../src/fleet/document.ts";
+import { follow, type Source } from "../src/fleet/follow.ts";
+import { Fleet } from "../src/fleet/store.ts";
+import { deviceOf, nodeOf, pack } from "./fleet_documents.ts";
 
 type Opened = { since: string; options: Parameters<Source["open"]>[1]; isClosed: boolean };
 

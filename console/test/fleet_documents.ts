@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes documents of a fleet for tests.
 
-import {
-  ALLOCATION_WORDS,
-  AMOUNTS,
-  type DeviceField,
-  type FleetDocument,
-  WORDS,
-} from "../../src/fleet/document.ts";
+import { AMOUNTS, type DeviceField, type FleetDocument, WORDS } from "../src/fleet/document.ts";
+
+const ALLOCATION_WORDS = [
+  "namespace",
+  "state",
+  "queue",
+  "priority_class",
+  "held_for",
+  "origin",
+] as const;
 
 type Values = Record<string, string | number>;
+
+export type AllocationContent = { values: Values; shares: Values[] };
 
 export type NodeContent = {
   name: string;
   problem: string;
   devices: Values[];
-  allocations: (Values & { shares: Values[] })[];
+  allocations: AllocationContent[];
 };
 
 /** Integers from 0 up to (excluding) the argument, the same ones for the same seed. */
@@ -51,17 +56,19 @@ export function deviceOf(values: Values = {}): Values {
   };
 }
 
-export function allocationOf(values: Values, ...shares: Values[]): Values & { shares: Values[] } {
+export function allocationOf(values: Values, ...shares: Values[]): AllocationContent {
   return {
-    namespace: "team-a",
-    pod: "p",
-    state: "running",
-    queue: "",
-    priority_class: "",
-    held_for: "",
-    origin: "",
-    reserved_s: 1_763_683_200,
-    ...values,
+    values: {
+      namespace: "team-a",
+      pod: "p",
+      state: "running",
+      queue: "",
+      priority_class: "",
+      held_for: "",
+      origin: "",
+      reserved_s: 1_763_683_200,
+      ...values,
+    },
     shares: shares.map((share) => ({
       device: 0,
       memory_mib: 1000,
@@ -70,7 +77,7 @@ export function allocationOf(values: Values, ...shares: Values[]): Values & { sh
       flags: 0,
       ...share,
     })),
-  } as Values & { shares: Values[] };
+  };
 }
 
 export function nodeOf(
@@ -122,8 +129,9 @@ export function pack(
     return known;
   };
   const devices = nodes.flatMap((node) => node.devices);
-  const allocations = nodes.flatMap((node) => node.allocations);
-  const shares = allocations.flatMap((one) => one.shares);
+  const booked = nodes.flatMap((node) => node.allocations);
+  const allocations = booked.map((one) => one.values);
+  const shares = booked.flatMap((one) => one.shares);
   const amounts = (rows: readonly Values[], name: string) => rows.map((row) => Number(row[name]));
   const words = (rows: readonly Values[], name: string) => rows.map((row) => word(row[name]));
   const columns = <Name extends string>(
@@ -146,10 +154,10 @@ export function pack(
       ...columns(AMOUNTS, (name) => amounts(devices, name)),
     } as Record<DeviceField, number[]>,
     allocations: {
-      ...columns(ALLOCATION_WORDS, (name) => words(allocations as unknown as Values[], name)),
+      ...columns(ALLOCATION_WORDS, (name) => words(allocations, name)),
       pod: allocations.map((one) => String(one.pod)),
-      reserved_s: amounts(allocations as unknown as Values[], "reserved_s"),
-      shares: allocations.map((one) => one.shares.length),
+      reserved_s: amounts(allocations, "reserved_s"),
+      shares: booked.map((one) => one.shares.length),
     },
     shares: columns(["device", "memory_mib", "core_pct", "slots", "flags"], (name) =>
       amounts(shares, name),

@@ -5,9 +5,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
-import type { FleetDocument } from "../../src/fleet/document.ts";
-import { Fleet, sharesOf } from "../../src/fleet/store.ts";
-import { chanceOf, pack, randomNode } from "./documents.ts";
+import type { FleetDocument } from "../src/fleet/document.ts";
+import { Fleet, type Share, sharesOf } from "../src/fleet/store.ts";
+import { chanceOf, pack, randomNode } from "./fleet_documents.ts";
 
 type Recorded = {
   snapshot: FleetDocument;
@@ -23,7 +23,7 @@ type ShownNode = {
 };
 
 const recorded = JSON.parse(
-  readFileSync(join(import.meta.dirname, "../../../tests/golden/console/fleet.json"), "utf8"),
+  readFileSync(join(import.meta.dirname, "../../tests/golden/console/fleet.json"), "utf8"),
 ) as Recorded;
 
 /** Everything that a fleet shows, independent of how it came about. */
@@ -83,13 +83,15 @@ test("devices and shares have the values that the Python client decodes", () => 
     for (const allocation of wanted.allocations) {
       for (const share of allocation.shares) {
         const { shares: _shares, ...owner } = allocation;
-        const found = node.shares.find(
+        const found: Share | undefined = node.shares.find(
           (one) => one.allocation.pod === owner.pod && one.memory_mib === share.memory_mib,
         );
         assert.ok(found);
-        const { allocation: foundOwner, exclusive, ...amounts } = found;
-        assert.deepEqual(foundOwner, owner);
-        assert.deepEqual({ ...amounts, flags: exclusive ? 4 : 0 }, share);
+        assert.deepEqual(found.allocation, owner);
+        assert.deepEqual(
+          [found.device, found.memory_mib, found.core_pct, found.slots, found.exclusive],
+          [share.device, share.memory_mib, share.core_pct, share.slots, share.flags === 4],
+        );
         shares += 1;
       }
     }
