@@ -2,12 +2,20 @@
 // All views, one line each in alphabetical order; console/README.md describes how to add one.
 
 import { capacity } from "./capacity/index.ts";
+import { device } from "./device/index.ts";
 import { devices } from "./devices/index.ts";
+import { events } from "./events/index.ts";
 import { fleet } from "./fleet/index.ts";
+import { pressure } from "./pressure/index.ts";
 import type { View } from "./view.ts";
+import { workload } from "./workload/index.ts";
 
 export const views: readonly View[] = [
   capacity, //
   devices,
   fleet,
+  device,
+  events,
+  pressure,
+  workload,
 ];
