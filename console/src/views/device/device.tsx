@@ -2,7 +2,6 @@
 // What happened to a device: who held which part of it when, its health, faults and breaches.
 
 import { useState } from "preact/hooks";
-import { useLocation } from "wouter-preact";
 import type { Registry } from "../../../generated/api.ts";
 import { useGet } from "../../api/use.ts";
 import { formatMemory, formatPercent, formatTime } from "../../format.ts";
@@ -14,14 +13,12 @@ import {
   type Column,
   Count,
   Cut,
-  devicePath,
   Empty,
   Entries,
   Figure,
   Figures,
   HoursSelect,
   Memory,
-  Meter,
   Page,
   Percent,
   PodLink,
@@ -38,11 +35,7 @@ const HOURS = [1, 6, 24, 72, 168];
 const EVERY_S = 10;
 
 export function DeviceView({ params }: ViewProps) {
-  return params.node && params.uuid ? (
-    <OneDevice node={params.node} uuid={params.uuid} />
-  ) : (
-    <AllDevices node={params.node ?? ""} />
-  );
+  return <OneDevice node={params.node ?? ""} uuid={params.uuid ?? ""} />;
 }
 
 function healthOf(device: Registry.DeviceView) {
@@ -53,65 +46,6 @@ function healthOf(device: Registry.DeviceView) {
       </Status>{" "}
       {device.cordoned ? <Status tone="warn">{t("device.cordoned")}</Status> : null}
     </>
-  );
-}
-
-function AllDevices({ node }: { node: string }) {
-  const [, navigate] = useLocation();
-  const answer = useGet("/v1/devices", { query: { node }, everyS: EVERY_S });
-  const columns: Column<Registry.DeviceView>[] = [
-    { key: "node", title: t("device.node"), value: (one) => one.node },
-    { key: "index", title: t("device.index"), align: "right", value: (one) => one.index },
-    { key: "model", title: t("device.model"), value: (one) => one.type },
-    {
-      key: "memory",
-      title: t("device.booked"),
-      value: (one) => one.booked_mib / Math.max(1, one.capacity_mib),
-      cell: (one) => (
-        <Meter
-          label={t("device.booked")}
-          isLabelHidden
-          value={one.booked_mib}
-          most={one.capacity_mib}
-          text={`${formatMemory(one.booked_mib, language.value)} / ${formatMemory(one.capacity_mib, language.value)}`}
-        />
-      ),
-    },
-    {
-      key: "core",
-      title: t("device.core"),
-      align: "right",
-      value: (one) => one.booked_core_pct,
-      cell: (one) => <Percent pct={one.booked_core_pct} />,
-    },
-    {
-      key: "health",
-      title: t("device.health"),
-      value: (one) => (one.healthy ? 1 : 0) - (one.cordoned ? 0.5 : 0),
-      cell: healthOf,
-    },
-    { key: "uuid", title: t("device.uuid"), value: (one) => one.uuid },
-  ];
-  return (
-    <Page title={t("device.title")} intro={t("device.listIntro")}>
-      <Answered answer={answer}>
-        {({ items }) =>
-          items.length ? (
-            <Card>
-              <Table
-                label={t("device.title")}
-                rows={items}
-                columns={columns}
-                rowKey={(one) => `${one.node} ${one.uuid}`}
-                onOpen={(one) => navigate(devicePath(one.node, one.uuid))}
-              />
-            </Card>
-          ) : (
-            <Empty>{t("device.none")}</Empty>
-          )
-        }
-      </Answered>
-    </Page>
   );
 }
 
