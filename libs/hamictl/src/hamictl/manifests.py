@@ -12,6 +12,7 @@ from hami_common.errors import SettingsInvalid
 from hami_common.events.codec import UNDECODABLE, problem_of
 from hami_common.pods.podview import PodView
 from hami_common.units import shown
+from hami_core.replay.tenants import Running, is_tied
 from hamictl.errors import InputRefused
 
 T = TypeVar("T")
@@ -26,15 +27,6 @@ _REPLICAS_BY_KIND = {
 _REPLICAS_MOST = 100_000
 _SIZE_MOST = 256 << 20
 """Fits the pods of a large cluster as kubectl prints them."""
-_TIES = ("nodeSelector", "affinity", "topologySpreadConstraints")
-
-
-class Running(NamedTuple):
-    """A pod as the API server returns it."""
-
-    view: PodView
-    is_tied: bool
-    """It has a node selector, an affinity or spread constraints."""
 
 
 class Manifest(NamedTuple):
@@ -76,8 +68,7 @@ def read_running(path: Path) -> list[Running]:
 
 def running_pod(document: dict[str, Any], origin: Path | str) -> Running:
     """Read one pod; ``origin`` names the source in errors."""
-    spec = document.get("spec") or {}
-    return Running(_view(document, origin), any(spec.get(name) for name in _TIES))
+    return Running(_view(document, origin), is_tied(document))
 
 
 def read_as(path: Path, kind: type[T]) -> T:

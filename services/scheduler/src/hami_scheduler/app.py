@@ -76,6 +76,7 @@ from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.podclaims import PodClaims
+from hami_scheduler.shell.podways import PodWays
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.provisioning import Provisioning
 from hami_scheduler.shell.quota import QuotaKeeper, register
@@ -330,6 +331,9 @@ class Scheduler:
             catalog=catalog,
             settings=settings,
             writer=writer,
+        )
+        self.pod_ways = PodWays(
+            state=state, kube=world.kube, take=self.what_if.take, settings=settings
         )
         self.extender = Extender(
             state=state,
@@ -641,6 +645,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             **scheduler.quota.routes(),
             **scheduler.resizer.routes(),
             **scheduler.what_if.routes(),
+            **scheduler.pod_ways.routes(),
         }
         pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:

@@ -105,6 +105,7 @@ def resizes_pod(request: Request) -> Sequence[Access]:
 SCHEDULER_RULES: Mapping[Route, Rule] = {
     ("GET", "/v1/queues"): nodes_or_pods_of_namespace,
     ("GET", "/v1/quotas"): everything_or_pods_of_namespace,
+    ("GET", "/v1/whatif/pods/{namespace}/{pod}"): pods,
     ("POST", "/v1/resize"): resizes_pod,
 }
 """Rules of the scheduler's ``/v1/`` routes other than ``everything``: at the scheduler, and at the

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``hamictl defrag``: plans moves of running pods that make a pod fit.
 
-``hamictl.tenants`` defines which pods can be moved: of those in the snapshot, the ones whose
-manifests ``--pods`` has. The search is ``hami_core.planning.defrag``.
+``hami_core.replay.tenants`` defines which pods can be moved: of those in the snapshot, the ones
+whose manifests ``--pods`` has. The search is ``hami_core.planning.defrag``.
 """
 
 from pathlib import Path
@@ -18,11 +18,11 @@ from hami_common.model.request import PodRequest
 from hami_common.vendors.catalog import Catalog
 from hami_core.planning.defrag import MOST_MOVES, MOST_TRIALS, DefragPlan, plan_moves
 from hami_core.replay.snapshot import Snapshot, load
+from hami_core.replay.tenants import Staying, tenants_of
 from hamictl import options, output
 from hamictl.errors import EXIT_NO, InputRefused
 from hamictl.manifests import read_pods, read_running
 from hamictl.snapshots import read_snapshot
-from hamictl.tenants import Staying, tenants_of
 
 WANTED_UID: Final = "wanted"
 

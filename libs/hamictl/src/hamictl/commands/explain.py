@@ -38,16 +38,16 @@ from hami_common.pods import annotations as keys
 from hami_common.ports import KubeApi
 from hami_core.ledger.ledger import Ledger
 from hami_core.placement.reasons import DeviceVerdict
-from hami_core.planning.eligible import Document, excluded_by_pod, excluded_nodes
+from hami_core.planning.eligible import Document
 from hami_core.planning.ways import Occupant, Standing, Surroundings, Way, standing
 from hami_core.replay.questions import inventory_of
 from hami_core.replay.snapshot import Snapshot, load
+from hami_core.replay.tenants import Running, surroundings, tenants_of
 from hamictl import claimviews, client, kube, options, output
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
-from hamictl.manifests import Running, read_running, running_pod
+from hamictl.manifests import read_running
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
-from hamictl.tenants import tenants_of
 
 NODES_SHOWN: Final = 3
 """Closest nodes that the table lists; wide lists all."""
@@ -476,22 +476,11 @@ def _surroundings(
             return replace(around, unmoved=f"{problem}; give --snapshot and --pods")
         tenants, _ = tenants_of(known, ledger, movable)
         return replace(around, tenants=tenants)
-    names = ledger.table.nodes()
-    around = replace(
-        around,
-        excluded=excluded_nodes(objects.pod, objects.nodes, names),
-        documents={str(node["metadata"]["name"]): node for node in objects.nodes},
-        pod=objects.pod,
-    )
-    if objects.managed is None:
-        return replace(around, unmoved="you may not list the pods of all namespaces")
-    by_uid = {str(pod["metadata"]["uid"]): pod for pod in objects.managed}
-    excluded = {
-        uid: frozenset(out) for uid, out in excluded_by_pod(by_uid, objects.nodes, names).items()
-    }
-    running = [running_pod(pod, "the Kubernetes API") for pod in objects.managed]
-    tenants, _ = tenants_of(known, ledger, running, excluded)
-    return replace(around, tenants=tenants)
+    try:
+        return surroundings(known, ledger, objects.pod, objects.nodes, objects.managed)
+    except msgspec.ValidationError as error:
+        message = f"the Kubernetes API: {error}"
+        raise InputRefused(message) from error
 
 
 def _documents(kubeconfig: str, namespace: str, name: str) -> Objects:

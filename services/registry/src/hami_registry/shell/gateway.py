@@ -29,6 +29,7 @@ FORWARDED: Final[tuple[Route, ...]] = (
     ("GET", "/v1/queues"),
     ("GET", "/v1/quotas"),
     ("POST", "/v1/resize"),
+    ("GET", "/v1/whatif/pods/{namespace}/{pod}"),
     ("POST", "/v1/whatif/simulate"),
     ("POST", "/v1/whatif/scale"),
     ("POST", "/v1/whatif/drain"),

@@ -130,7 +130,7 @@ class WhatIf:
     async def snapshot(self, request: Request) -> Response:
         """See ``OPERATIONS``, as for all methods that follow."""
         del request
-        return json_response(await self._take())
+        return json_response(await self.take())
 
     async def simulate(self, request: Request) -> Response:
         return await self._answer(request, SimulateQuestion, simulated)
@@ -156,7 +156,7 @@ class WhatIf:
         try:
             question = await anyio.to_thread.run_sync(_decoded, request.body, kind)
             nodes, pods = await self._pages(_selectors(question))
-            taken = await self._take()
+            taken = await self.take()
             body = await anyio.to_thread.run_sync(
                 partial(self._computed, answer, taken, question, nodes=nodes, pods=pods)
             )
@@ -205,7 +205,7 @@ class WhatIf:
                 )
         return nodes, pods
 
-    async def _take(self) -> Snapshot:
+    async def take(self) -> Snapshot:
         """Return the present devices, live allocations, quotas and waiting pods (design D15)."""
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         return snapshot.take(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which running pods can be moved, for ``hamictl defrag`` and ``hamictl explain``.
+"""Decides which running pods can be moved to start another one.
 
 A pod is movable if the snapshot shows its devices and its manifest is known, which states its
 request. A pod stays if it is annotated ``hami.io/no-move``, belongs to a gang or a DaemonSet, is
@@ -9,9 +9,11 @@ constraints are not evaluated: a pod that has them moves only within its node.
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.bounds import RUNTIME_MOST_S
 from hami_common.errors import RequestInvalid
@@ -23,11 +25,30 @@ from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.planning.defrag import Tenant
+from hami_core.planning.eligible import Document, excluded_by_pod, excluded_nodes
 from hami_core.planning.gangs import gang_of
+from hami_core.planning.ways import Surroundings
+from hami_core.replay.questions import inventory_of
 from hami_core.replay.snapshot import Snapshot
-from hamictl.manifests import Running
 
 _SETTLED: Final = frozenset({"bound", "prepared", "running"})
+
+
+_TIES: Final = ("nodeSelector", "affinity", "topologySpreadConstraints")
+
+
+class Running(NamedTuple):
+    """A pod as the API server returns it."""
+
+    view: PodView
+    is_tied: bool
+    """It has a node selector, an affinity or spread constraints."""
+
+
+def is_tied(document: Document) -> bool:
+    """Return whether the pod has a node selector, an affinity or spread constraints."""
+    spec = document.get("spec") or {}
+    return any(spec.get(name) for name in _TIES)
 
 
 class Staying(Struct, frozen=True, kw_only=True):
@@ -66,6 +87,38 @@ def tenants_of(
                 Staying(namespace=record.namespace, pod=record.pod, node=record.node, why=tenant)
             )
     return tuple(tenants), tuple(staying)
+
+
+def surroundings(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    pod: Document,
+    nodes: Iterable[Document],
+    managed: Iterable[Document] | None,
+) -> Surroundings:
+    """Return what ways to start ``pod`` can use: its constraints on nodes, and pods that can move.
+
+    ``managed``: all pods with devices, ``None`` if they are not known. ``msgspec.ValidationError``
+    when one of them is no pod.
+    """
+    nodes, names = list(nodes), ledger.table.nodes()
+    around = Surroundings(
+        now_s=snapshot.time_s,
+        inventory=inventory_of(snapshot),
+        excluded=excluded_nodes(pod, nodes, names),
+        documents={str(node["metadata"]["name"]): node for node in nodes},
+        pod=pod,
+    )
+    if managed is None:
+        return replace(around, unmoved="you may not list the pods of all namespaces")
+    by_uid = {str(one["metadata"]["uid"]): one for one in managed}
+    excluded = {uid: frozenset(out) for uid, out in excluded_by_pod(by_uid, nodes, names).items()}
+    running = (
+        Running(msgspec.convert(one, PodView, strict=False), is_tied(one))
+        for one in by_uid.values()
+    )
+    tenants, _ = tenants_of(snapshot, ledger, running, excluded)
+    return replace(around, tenants=tenants)
 
 
 def _tenant(
