@@ -7,6 +7,9 @@ import { devices } from "./devices/index.ts";
 import { events } from "./events/index.ts";
 import { fleet } from "./fleet/index.ts";
 import { pressure } from "./pressure/index.ts";
+import { pending } from "./pending/index.ts";
+import { queues } from "./queues/index.ts";
+import { system } from "./system/index.ts";
 import type { View } from "./view.ts";
 import { workload } from "./workload/index.ts";
 
@@ -18,4 +21,7 @@ export const views: readonly View[] = [
   events,
   pressure,
   workload,
+  pending,
+  queues,
+  system,
 ];
