@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meters devices: how much of them was reserved, used, idle and free in an interval.
+
+Device time counts in nanoseconds: parts per million of one device times milliseconds. A share's
+part of a device is the larger of its parts of memory and compute, and all of it for an exclusive
+share. All sums are integers, so they are exact: over any interval, memory and compute that
+allocations reserve plus what is free equal the capacity times the interval, and so does device time
+less ``overlap_ns``, in which shares use different resources of one device. A device offers at least
+what is reserved on it, also while its node does not list it.
+
+Use comes from the agents' samples: one covers the time since the sample before it, at most ``GAPS``
+of its intervals. Counters that fall began again from zero. Memory in MiB, compute in percent of one
+device.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
+from hami_common.model.placement import Booked
+from hami_registry.core.lifetimes import DeviceKey, Life, Listing, milliseconds
+
+PPM: Final = 1_000_000
+GAPS: Final = 10
+"""Intervals of the agent that may be missing between two samples; memory in between counts as in
+the later one.
+"""
+SAMPLE_MS: Final = 60_000
+"""Interval of a sample that does not name its own."""
+
+
+class Held(NamedTuple):
+    """Part of a device that one allocation holds."""
+
+    life: int
+    """Position of the allocation."""
+    ppm: int
+    memory_mib: int
+    core_pct: int
+    slots: int
+    """Containers that use the device at a time: without sharing each would need one."""
+
+
+class Slice(NamedTuple):
+    """One device in an interval in which nothing about it changes."""
+
+    start_ms: int
+    end_ms: int
+    device: Listing
+    """Nearest known description of the device."""
+    held: tuple[Held, ...]
+    capacity_ppm: int
+    free_ppm: int
+    overlap_ppm: int
+    capacity_mib: int
+    capacity_core_pct: int
+
+    @property
+    def length_ms(self) -> int:
+        return self.end_ms - self.start_ms
+
+
+class _Piece(NamedTuple):
+    start_ms: int
+    end_ms: int
+    life: int
+    booked: Booked
+
+
+def slices(
+    lives: Sequence[Life],
+    listings: Mapping[DeviceKey, Sequence[Listing]],
+    *,
+    start_ms: int,
+    end_ms: int,
+) -> Iterator[Slice]:
+    """Yield slices of all devices that were listed or held between the two times.
+
+    A device that no record describes is left out; ``unknown_devices`` counts those.
+    """
+    pieces: dict[DeviceKey, list[_Piece]] = defaultdict(list)
+    for number, life in enumerate(lives):
+        for booking in life.bookings:
+            start, end = max(booking.start_ms, start_ms), min(booking.end_ms, end_ms)
+            if start < end:
+                for uuid, booked in booking.by_device.items():
+                    pieces[life.node, uuid].append(_Piece(start, end, number, booked))
+    for key in sorted(listings):
+        yield from _of_device(listings[key], pieces.get(key, ()), start_ms, end_ms)
+
+
+def unknown_devices(
+    lives: Sequence[Life], listings: Mapping[DeviceKey, Sequence[Listing]]
+) -> set[DeviceKey]:
+    """Return devices that allocations hold and no record describes."""
+    return {
+        (life.node, uuid)
+        for life in lives
+        for booking in life.bookings
+        for uuid in booking.by_device
+        if (life.node, uuid) not in listings
+    }
+
+
+def _of_device(
+    listed: Sequence[Listing], pieces: Sequence[_Piece], start_ms: int, end_ms: int
+) -> Iterator[Slice]:
+    times = {start_ms, end_ms}
+    times.update(time for one in listed for time in (one.start_ms, one.end_ms))
+    times.update(time for one in pieces for time in (one.start_ms, one.end_ms))
+    bounds = sorted(time for time in times if start_ms <= time <= end_ms)
+    waiting = sorted(pieces, key=attrgetter("start_ms"), reverse=True)
+    active: list[_Piece] = []
+    for start, end in pairwise(bounds):
+        active = [piece for piece in active if piece.end_ms > start]
+        while waiting and waiting[-1].start_ms <= start:
+            active.append(waiting.pop())
+        place = bisect_right(listed, start, key=attrgetter("start_ms")) - 1
+        device = listed[max(place, 0)]
+        is_listed = device.start_ms <= start < device.end_ms
+        if is_listed or active:
+            yield _slice(start, end, device, active, is_listed=is_listed)
+
+
+def _slice(
+    start_ms: int, end_ms: int, device: Listing, active: Sequence[_Piece], *, is_listed: bool
+) -> Slice:
+    held = tuple(_held(piece, device) for piece in sorted(active, key=attrgetter("life")))
+    memory_mib = sum(one.memory_mib for one in held)
+    core_pct = sum(one.core_pct for one in held)
+    taken = max(_part(memory_mib, device.capacity_mib), _part(core_pct, device.capacity_core_pct))
+    if any(piece.booked.exclusive for piece in active):
+        taken = PPM
+    taken = min(PPM, taken)
+    return Slice(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        device=device,
+        held=held,
+        capacity_ppm=PPM if is_listed else taken,
+        free_ppm=PPM - taken if is_listed else 0,
+        overlap_ppm=sum(one.ppm for one in held) - taken,
+        capacity_mib=max(memory_mib, device.capacity_mib if is_listed else 0),
+        capacity_core_pct=max(core_pct, device.capacity_core_pct if is_listed else 0),
+    )
+
+
+def _held(piece: _Piece, device: Listing) -> Held:
+    booked = piece.booked
+    if booked.exclusive:
+        return Held(
+            life=piece.life,
+            ppm=PPM,
+            memory_mib=device.capacity_mib,
+            core_pct=device.capacity_core_pct,
+            slots=booked.slots,
+        )
+    part = max(
+        _part(booked.memory_mib, device.capacity_mib),
+        _part(booked.core_pct, device.capacity_core_pct),
+    )
+    return Held(
+        life=piece.life,
+        ppm=min(PPM, part),
+        memory_mib=booked.memory_mib,
+        core_pct=booked.core_pct,
+        slots=booked.slots,
+    )
+
+
+def _part(amount: int, capacity: int) -> int:
+    """Return the parts per million that ``amount`` is of ``capacity``, rounded up."""
+    return -(-amount * PPM // capacity) if capacity else 0
+
+
+# --- use -----------------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """Use of one device by one allocation in an interval."""
+
+    start_ms: int
+    end_ms: int
+    used_mib: int
+    compute_ppm: int
+    """Of one device with 100 % compute."""
+    is_counted: bool
+    """The limiter counted the device time; else the driver's utilization is taken."""
+
+
+class Growth(NamedTuple):
+    """Growth of an allocation's counters in an interval."""
+
+    start_ms: int
+    end_ms: int
+    device_ms: int
+    waited_ms: int
+    refusals: int
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """Use of all allocations. An allocation is named by its ID, or else by the UID of its pod."""
+
+    samples: dict[tuple[str, str], list[Sample]]
+    """By allocation and UUID, in order, without overlap."""
+    growths: dict[str, list[Growth]]
+    """By allocation."""
+
+    def samples_of(self, life: Life, uuid: str) -> Sequence[Sample]:
+        """Return the samples of an allocation on a device."""
+        found = self.samples.get((life.allocation_id, uuid))
+        return found if found is not None else self.samples.get((life.pod_uid, uuid), ())
+
+    def growths_of(self, life: Life) -> Sequence[Growth]:
+        """Return the growths of an allocation's counters."""
+        found = self.growths.get(life.allocation_id)
+        return found if found is not None else self.growths.get(life.pod_uid, ())
+
+
+class _Counters(NamedTuple):
+    time_ms: int
+    launches: int
+    device_ms: int
+    waited_ms: int
+    refusals: int
+
+
+_Container = tuple[str, str]
+
+
+def use_of(records: Iterable[UsageRecord]) -> Use:
+    """Return the use that the agents' samples show; samples may repeat and come in any order."""
+    by_node: dict[str, dict[tuple[int, str, int], UsageRecord]] = defaultdict(dict)
+    for record in records:
+        order = (milliseconds(record.time_s), record.boot_id, record.seq)
+        by_node[record.node][order] = record
+    use = Use(samples=defaultdict(list), growths=defaultdict(list))
+    for by_order in by_node.values():
+        before_ms: int | None = None
+        counters: dict[_Container, _Counters] = {}
+        for (time_ms, _, _), record in sorted(by_order.items()):
+            if before_ms is None or before_ms < time_ms:
+                counters.update(_sample(record, before_ms, time_ms, counters, use))
+                before_ms = time_ms
+    return use
+
+
+def _sample(
+    record: UsageRecord,
+    before_ms: int | None,
+    time_ms: int,
+    counters: Mapping[_Container, _Counters],
+    use: Use,
+) -> dict[_Container, _Counters]:
+    """Add one sample of a node to ``use``; return the counters of its containers."""
+    shares: dict[_Container, list[ShareUsage]] = defaultdict(list)
+    for share in record.shares:
+        shares[share.pod_uid, share.container].append(share)
+    found = {(one.pod_uid, one.container): _counters(one, time_ms) for one in record.containers}
+    if before_ms is None:
+        return found
+    grown: dict[_Container, Growth] = {}
+    for key, now in found.items():
+        grown[key] = growth = _growth(counters.get(key), now, before_ms)
+        use.growths[_named(shares[key], key)].append(growth)
+    every_ms = milliseconds(record.every_s) or SAMPLE_MS
+    start_ms = max(before_ms, time_ms - GAPS * every_ms)
+    merged: dict[tuple[str, str], Sample] = {}
+    for key, several in shares.items():
+        is_counted = key in found and bool(found[key].launches or found[key].device_ms)
+        for share in several:
+            compute_ppm = share.core_pct * (PPM // 100)
+            if is_counted:
+                growth = grown[key]
+                length_ms = growth.end_ms - growth.start_ms
+                compute_ppm = growth.device_ms * PPM // (length_ms * len(several))
+            place = (share.allocation_id or share.pod_uid, share.uuid)
+            other = merged.get(place)
+            merged[place] = Sample(
+                start_ms=start_ms,
+                end_ms=time_ms,
+                used_mib=share.used_mib + (other.used_mib if other else 0),
+                compute_ppm=compute_ppm + (other.compute_ppm if other else 0),
+                is_counted=is_counted and (other is None or other.is_counted),
+            )
+    for place, sample in merged.items():
+        use.samples[place].append(sample)
+    return found
+
+
+def _named(shares: Sequence[ShareUsage], key: _Container) -> str:
+    return shares[0].allocation_id or key[0] if shares else key[0]
+
+
+def _counters(one: ContainerUsage, time_ms: int) -> _Counters:
+    return _Counters(
+        time_ms=time_ms,
+        launches=one.launches,
+        device_ms=milliseconds(one.device_time_s),
+        waited_ms=milliseconds(one.waited_s),
+        refusals=one.refusals,
+    )
+
+
+def _growth(before: _Counters | None, now: _Counters, before_ms: int) -> Growth:
+    """Return the growth since the sample before; a container that is new began with zeros."""
+    start = before or _Counters(before_ms, 0, 0, 0, 0)
+    has_restarted = any(new < old for new, old in zip(now[1:], start[1:], strict=True))
+    base = _Counters(start.time_ms, 0, 0, 0, 0) if has_restarted else start
+    return Growth(
+        start_ms=start.time_ms,
+        end_ms=now.time_ms,
+        device_ms=now.device_ms - base.device_ms,
+        waited_ms=now.waited_ms - base.waited_ms,
+        refusals=now.refusals - base.refusals,
+    )
+
+
+def within(amount: int, growth: Growth, *, start_ms: int, end_ms: int) -> int:
+    """Return the part of ``amount`` that falls into an interval, spread evenly over the growth.
+
+    Parts of adjacent intervals add up to the whole amount.
+    """
+    length_ms = growth.end_ms - growth.start_ms
+    start = min(max(start_ms, growth.start_ms), growth.end_ms) - growth.start_ms
+    end = min(max(end_ms, growth.start_ms), growth.end_ms) - growth.start_ms
+    return amount * end // length_ms - amount * start // length_ms
+
+
+class Spent(Struct, kw_only=True):
+    """What one allocation did with its part of one device; device time in nanoseconds."""
+
+    used_ns: int = 0
+    wasted_ns: int = 0
+    """Reserved and measured, but not used."""
+    idle_ns: int = 0
+    """Reserved in samples without any work on the device."""
+    used_mib_ms: int = 0
+
+
+def spend(spent: Spent, piece: Slice, held: Held, samples: Sequence[Sample]) -> None:
+    """Add what ``samples`` show about one allocation's part of a slice."""
+    device = piece.device
+    first = bisect_right(samples, piece.start_ms, key=attrgetter("end_ms"))
+    for sample in samples[first:]:
+        if sample.start_ms >= piece.end_ms:
+            break
+        length_ms = min(sample.end_ms, piece.end_ms) - max(sample.start_ms, piece.start_ms)
+        compute_ppm = (
+            sample.compute_ppm * 100 // device.capacity_core_pct if device.capacity_core_pct else 0
+        )
+        part = min(held.ppm, max(_part(sample.used_mib, device.capacity_mib), compute_ppm))
+        spent.used_ns += part * length_ms
+        spent.wasted_ns += (held.ppm - part) * length_ms
+        spent.used_mib_ms += sample.used_mib * length_ms
+        if not compute_ppm:
+            spent.idle_ns += held.ppm * length_ms
