@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Inspect": ("get", "top", "explain", "trace", "events"),
+    "Inspect": ("get", "top", "usage", "idle", "explain", "trace", "events"),
     "Operate": ("cordon", "uncordon", "resize"),
     "Plan": ("snapshot", "simulate", "autoscaler-template", "defrag"),
     "Troubleshoot": ("doctor", "verify", "support-bundle", "replay"),
@@ -21,7 +21,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Commands by section of the help. Each is a name in the module of ``commands`` named after it."""
 COMMANDS: Final = frozenset(name for names in SECTIONS.values() for name in names)
-_MODULES: Final[Mapping[str, str]] = {"uncordon": "cordon"}
+_MODULES: Final[Mapping[str, str]] = {"uncordon": "cordon", "idle": "usage"}
 
 
 class Commands(click.Group):

@@ -280,6 +280,92 @@ class Usage(msgspec.Struct, frozen=True):
     silent: tuple[str, ...] = ()
 
 
+class ConsumptionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Device time of one group; device-seconds unless another unit is named."""
+
+    name: str
+    allocations: int
+    reserved_s: float
+    used_s: float
+    wasted_s: float
+    unmeasured_s: float
+    idle_s: float
+    whole_s: float
+    saved_s: float
+    occupied_s: float
+    memory_mib_s: float
+    used_mib_s: float
+    core_pct_s: float
+    device_time_s: float
+    throttled_s: float
+    refusals: int
+    cost: float | None
+    wasted_cost: float | None
+    whole_cost: float | None
+
+
+class FleetTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Device-seconds of all devices."""
+
+    capacity_s: float
+    free_s: float
+    overlap_s: float
+    capacity_mib_s: float
+    free_mib_s: float
+    capacity_core_pct_s: float
+    free_core_pct_s: float
+
+
+class Consumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Response of ``/v1/consumption``."""
+
+    from_s: float
+    to_s: float
+    complete_since_s: float
+    unknown: int
+    cut: str
+    by: str
+    namespace: str
+    currency: str
+    unpriced: tuple[str, ...]
+    items: tuple[ConsumptionRow, ...]
+    total: ConsumptionRow
+    fleet: FleetTime | None
+
+
+class IdleShare(msgspec.Struct, frozen=True, kw_only=True):
+    """An idle part of a device."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    queue: str
+    node: str
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    core_pct: int
+    exclusive: bool
+    since_s: float
+    is_since_known: bool
+    measured_by: str
+    lost_s: float
+    cost: float | None
+
+
+class IdleShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Response of ``/v1/idle``."""
+
+    minutes: int
+    to_s: float
+    measured_since_s: float
+    namespace: str
+    currency: str
+    cut: str
+    items: tuple[IdleShare, ...]
+
+
 class Resized(msgspec.Struct, frozen=True, kw_only=True):
     """Response of ``/v1/resize``."""
 

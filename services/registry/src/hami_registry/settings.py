@@ -4,16 +4,18 @@
 Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hami_common import namespaces
 from hami_common.runtime import gate
 from hami_common.runtime.settings import ServiceSettings
+from hami_registry.core.prices import Prices
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
+    HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {"prices"}
     device_config_file: str = ""
     """Device configuration, TOML when the name ends in ``.toml``, else YAML; empty: defaults."""
     device_config_poll_s: float = 1.0
@@ -118,3 +120,4 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Maximum lifetime of a login to the bus; agents renew theirs well before."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""
+    prices: Prices = Prices()

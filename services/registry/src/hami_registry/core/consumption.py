@@ -166,10 +166,14 @@ class IdleList(Struct, frozen=True, kw_only=True):
 
     minutes: int
     """Shares that were idle at least so long are listed."""
+    to_s: float
+    """Time of the answer, at which the shares are idle."""
     measured_since_s: float
     """Begin of the measurement: idle time before it is not known."""
     namespace: str
     currency: str
+    cut: str
+    """Reason for which samples are missing, so that idle shares may be too; empty: none are."""
     items: tuple[IdleShare, ...]
 
 
@@ -274,7 +278,7 @@ class Meter(Struct, frozen=True, kw_only=True):
             fleet=None if namespace else fleet.answer(),
         )
 
-    def idle(self, *, minutes: int, namespace: str = "") -> IdleList:
+    def idle(self, *, minutes: int, namespace: str = "", cut: str = "") -> IdleList:
         """List the shares that are reserved at the end and were idle at least ``minutes``."""
         price_of = self.prices.micros()
         history: dict[tuple[int, str], list[tuple[Slice, Held]]] = defaultdict(list)
@@ -291,9 +295,11 @@ class Meter(Struct, frozen=True, kw_only=True):
         ]
         return IdleList(
             minutes=minutes,
+            to_s=self.end_ms / MS,
             measured_since_s=self.start_ms / MS,
             namespace=namespace,
             currency=self.prices.currency,
+            cut=cut,
             items=tuple(sorted(found, key=lambda one: (-one.lost_s, one.namespace, one.pod))),
         )
 

@@ -295,6 +295,14 @@ class Projection:
         """Return the canonical devices of a node, sorted by vendor."""
         return [devices for _, devices in sorted(self._devices.get(node, {}).items())]
 
+    def published(self) -> Iterator[NodeDevices]:
+        """Return the canonical devices of all nodes."""
+        return self._published(None)
+
+    def ledger_records(self) -> list[AllocationRecord]:
+        """Return the newest ledger record of each pod on each node, releases too."""
+        return [known.record for known in self._allocations.values() if known.record is not None]
+
     def live_of(self, node: str) -> list[AllocationView]:
         """Return the allocations of a node that are not released, sorted by ledger sequence."""
         known = (self._allocations[key] for key in self._live.get(node, ()))
