@@ -10,6 +10,8 @@ import { pressure } from "./pressure/index.ts";
 import { pending } from "./pending/index.ts";
 import { queues } from "./queues/index.ts";
 import { system } from "./system/index.ts";
+import { idle } from "./idle/index.ts";
+import { usage } from "./usage/index.ts";
 import type { View } from "./view.ts";
 import { workload } from "./workload/index.ts";
 
@@ -24,4 +26,6 @@ export const views: readonly View[] = [
   pending,
   queues,
   system,
+  idle,
+  usage,
 ];
