@@ -59,7 +59,7 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
-from hami_registry.shell import historyapi, openapi
+from hami_registry.shell import historyapi, meteringapi, openapi
 from hami_registry.shell.agents import Agents
 from hami_registry.shell.api import RULES, Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
@@ -74,6 +74,7 @@ from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
 from hami_registry.shell.history import Bounds, History
 from hami_registry.shell.historyapi import HistoryApi
+from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
@@ -157,6 +158,13 @@ class _Parts:
             ),
             clock=context.clock,
         )
+        self.metering_api = MeteringApi(
+            history=self.history,
+            projection=projection,
+            questions=questions,
+            prices=settings.prices,
+            clock=context.clock,
+        )
         self.history_api = HistoryApi(
             history=self.history,
             projection=projection,
@@ -224,6 +232,7 @@ async def serve_registry(
             background() as group,
         ):
             parts = _Parts(context, bus)
+            context.settings_file.use = lambda changed: parts.metering_api.use(changed.prices)
             await _start_following(group, context, bus, parts)
             keep = parts.supervisor.keep
             group.start_soon(keep, "records", partial(serve_records, bus, parts.quarantine))
@@ -400,8 +409,9 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
             {
                 **parts.api.routes(),
                 **routes_of(historyapi.OPERATIONS, parts.history_api, parts.views),
+                **routes_of(meteringapi.OPERATIONS, parts.metering_api, parts.views),
             },
-            {**RULES, **historyapi.RULES},
+            {**RULES, **historyapi.RULES, **meteringapi.RULES},
         ),
         **gateway.guarded(gate),
         **cordons.guarded(gate),

@@ -5,10 +5,11 @@ import json
 import re
 from pathlib import Path
 
-from hami_registry.shell import api, historyapi, openapi
+from hami_registry.shell import api, historyapi, meteringapi, openapi
 from hami_registry.shell.api import Api
 from hami_registry.shell.gateway import FORWARDED
 from hami_registry.shell.historyapi import HistoryApi
+from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.openapi import OPERATIONS
 
 FOLDER = Path(__file__).parents[4] / "docs/openapi"
@@ -35,7 +36,11 @@ def test_every_path_parameter_is_described() -> None:
 
 
 def test_every_operation_has_a_handler_of_its_own() -> None:
-    for handlers, operations in ((Api, api.OPERATIONS), (HistoryApi, historyapi.OPERATIONS)):
+    for handlers, operations in (
+        (Api, api.OPERATIONS),
+        (HistoryApi, historyapi.OPERATIONS),
+        (MeteringApi, meteringapi.OPERATIONS),
+    ):
         assert all(callable(getattr(handlers, operation.name)) for operation in operations)
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
