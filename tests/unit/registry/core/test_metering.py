@@ -310,6 +310,16 @@ def test_groups_add_up_to_the_total() -> None:
     assert found.total.occupied_s == 3000.0
 
 
+def test_a_service_and_seven_variants_take_two_devices_instead_of_eight() -> None:
+    told: list[Any] = [devices("a", "b")]
+    for number in range(8):
+        uuid = "ab"[number % 2]
+        told.append(record(0.0, 250, uuids=(uuid,), pod=f"variant-{number}"))
+    total = consumed(*told, to_s=3600.0).total
+    assert (total.whole_s, total.occupied_s, total.reserved_s) == (8 * 3600, 2 * 3600, 2 * 3600)
+    assert (total.cost, total.whole_cost) == (pytest.approx(7.2), pytest.approx(28.8))
+
+
 def test_a_tenant_gets_its_own_time_and_no_capacity() -> None:
     told = [devices("a"), record(0.0), record(0.0, pod="q", namespace="team-b")]
     found = consumed(*told, namespace="team-b")

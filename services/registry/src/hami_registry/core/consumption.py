@@ -114,7 +114,9 @@ class Consumption(Struct, frozen=True, kw_only=True):
     from_s: float
     to_s: float
     complete_since_s: float
-    """Time of the oldest event that is stored; what was released before is missing."""
+    """Time of the oldest event that is stored: what was released before is missing; 0: no event was
+    ever removed.
+    """
     unknown: int
     """Allocations whose amounts are not known for a part of the interval: their reservation is
     older than the stored events, or no record describes their device.

@@ -147,12 +147,10 @@ class MeteringApi:
         )
         by, namespace = cast("By", query.get("by", "namespace")), query.get("namespace", "")
         with self._questions.hold(request.caller, is_operator=not namespace):
-            oldest_s = await self._oldest_s(to_s)
+            since_s = await self._complete_since_s()
             meter, cut = await self._meter(from_s, to_s, namespace)
         answer = await anyio.to_thread.run_sync(
-            lambda: meter.consumption(
-                by=by, namespace=namespace, complete_since_s=oldest_s, cut=cut
-            )
+            lambda: meter.consumption(by=by, namespace=namespace, complete_since_s=since_s, cut=cut)
         )
         return _json(answer)
 
@@ -168,15 +166,18 @@ class MeteringApi:
         )
         return _json(answer)
 
-    async def _oldest_s(self, default_s: float) -> float:
-        """Return the time of the oldest event that is stored; ``default_s`` without one."""
+    async def _complete_since_s(self) -> float:
+        """Return the time of the oldest event that is stored; 0 while none was ever removed."""
+        oldest, _ = await self._history.extent()
+        if oldest <= 1:
+            return 0.0
         async with (
             self._history.read([f"{subjects.EVENT_PREFIX}.>"]) as reading,
             aclosing(reading.events()) as events,
         ):
             async for event in events:
                 return event.stored_s
-        return default_s
+        return self._clock.now_s()
 
     async def _meter(self, from_s: float, to_s: float, namespace: str) -> tuple[Meter, str]:
         """Read everything about an interval; with the reason for which events are missing."""
