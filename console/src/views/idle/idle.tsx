@@ -39,7 +39,7 @@ export function IdleView() {
       actions={
         <div class="inline-form">
           <label>
-            {t("idle.atLeast")}
+            {t("idle.minIdle")}
             <select
               name="minutes"
               value={minutes}

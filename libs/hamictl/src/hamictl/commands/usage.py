@@ -58,9 +58,9 @@ _WEEK_MINUTES: Final = 7 * 24 * 60
     help="Output format; csv and jsonl have columns of FOCUS.",
 )
 def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format_: str) -> None:
-    """Show device hours reserved, used and wasted, their price, and what sharing saves.
+    """Show device hours reserved, used and wasted, and their price.
 
-    A share counts with the larger of its parts of memory and compute of the device.
+    Also shows what sharing saves against whole devices. A share counts with the larger of its parts of memory and compute of the device.
     """
     now_s = SystemClock().now_s()
     answer = client.read(
@@ -95,9 +95,9 @@ def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format
 @options.registry_option
 @options.format_option
 def idle(minutes: int, namespace: str, registry: str, format_: str) -> None:
-    """Show shares that are reserved and did no work on their device, and the time lost.
+    """Show idle shares and the device time that they cost.
 
-    Time counts as in hamictl usage.
+    An idle share is reserved and did no work on its device. Time counts as in hamictl usage.
     """
     answer = client.read(
         client.IdleShares, registry, "/v1/idle", minutes=str(minutes), namespace=namespace
