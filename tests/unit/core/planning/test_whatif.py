@@ -24,7 +24,6 @@ from hami_core.planning.whatif import (
     Governed,
     Outcome,
     closest_fits,
-    packing,
     simulate,
 )
 from hami_core.quota.accounts import QuotaLedger
@@ -259,17 +258,3 @@ def test_closest_memory_equals_trying_every_amount(used: list[int], asked: int) 
     free = max(1000 - mib for mib in used)
     found = closest(ledger, pod("p", mib=asked)).get("memory_mib")
     assert (found.fits if found else "0") == str(free)
-
-
-def test_packing_counts_stranded_capacity() -> None:
-    devices = [device("a", n) for n in range(2)]
-    ledger = ledger_of(("a", devices))
-    known = [("a", one) for one in devices]
-    wanted = [pod("w", mib=500)]
-    empty = packing(ledger, known, wanted)
-    assert (empty.devices_used, empty.stranded, empty.used_devices_full) == (0, 0.0, 0.0)
-    list(simulate(ledger, [pod("x", mib=600)], now_s=0))
-    some = packing(ledger, known, wanted)
-    assert (some.devices, some.devices_used, some.booked_mib) == (2, 1, 600)
-    assert some.used_devices_full == 0.6
-    assert some.stranded == pytest.approx(400 / 1400, abs=1e-4)

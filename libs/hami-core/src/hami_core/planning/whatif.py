@@ -9,14 +9,13 @@ a whole as fractions 0..1.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceSelector, PodRequest
 from hami_common.pods.annotations import DEVICE_POLICY, MIN_ISOLATION
@@ -92,23 +91,6 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices of some node fit, and a quota or queue refuses them."""
     closest: tuple[Change, ...] = ()
     """Cheapest first; at most one for each amount and constraint."""
-
-
-class Packing(Struct, frozen=True, kw_only=True):
-    """Utilization of the devices."""
-
-    devices: int
-    devices_used: int
-    capacity_mib: int
-    booked_mib: int
-    used_devices_full: float
-    """Booked memory as a fraction of the capacity of the devices in use."""
-    stranded: float
-    """Fraction of the free memory that the measured pods cannot use, mean over their requests.
-
-    It lies on devices whose free memory, compute or slots are too little for one more of them (the
-    measure of fragmentation of Weng et al., USENIX ATC 2023, for memory and one device).
-    """
 
 
 def simulate(
@@ -468,51 +450,3 @@ def _in_mode(request: PodRequest, vendor: str, selector: DeviceSelector, mode: s
     )
     named = replace(selector, modes=(mode,))
     return replace(request, containers=containers, selectors={**request.selectors, vendor: named})
-
-
-# --- how full -------------------------------------------------------------------------------------
-
-
-def packing(
-    ledger: Ledger, devices: Iterable[tuple[str, Device]], measured: Sequence[PodRequest]
-) -> Packing:
-    """Measure the utilization of the usable ``devices`` (node, device) with these requests."""
-    asks = [
-        (ask.vendor, ask)
-        for request in measured
-        for container in request.containers
-        for ask in container.requests
-    ]
-    count = used = capacity = booked = used_capacity = free = 0
-    stranded = [0] * len(asks)
-    for node, device in devices:
-        usage = ledger.table.usage(node, device.uuid)
-        if usage is None or not device.healthy or device.cordoned:
-            continue
-        count += 1
-        capacity += device.capacity_mib
-        booked += usage.memory_mib
-        if usage.slots:
-            used += 1
-            used_capacity += device.capacity_mib
-        left_mib = max(0, device.capacity_mib - usage.memory_mib)
-        free += left_mib
-        left_pct = device.capacity_core_pct - usage.core_pct
-        is_open = usage.slots < device.slots and not usage.exclusive_holders
-        for number, (vendor, ask) in enumerate(asks):
-            fits = (
-                is_open
-                and vendor == device.vendor
-                and ask.memory_mib_on(device.memory_mib) <= left_mib
-                and ask.core_pct <= left_pct
-                and not (ask.exclusive and usage.slots)
-            )
-            stranded[number] += 0 if fits else left_mib
-    return Packing(
-        devices=count,
-        devices_used=used,
-        capacity_mib=capacity,
-        booked_mib=booked,
-        used_devices_full=round(booked / used_capacity, 4) if used_capacity else 0.0,
-        stranded=round(sum(stranded) / (len(asks) * free), 4) if asks and free else 0.0,
-    )

@@ -21,6 +21,7 @@ from hami_common.vendors.catalog import Catalog, parse_policy
 from hami_core.ledger.ledger import Ledger
 from hami_core.planning import whatif
 from hami_core.planning.manifests import Rejected, read, uid_of
+from hami_core.planning.packing import Packing, asks_of, packing
 from hami_core.planning.scaling import (
     NODES_MOST,
     AddNodes,
@@ -31,7 +32,7 @@ from hami_core.planning.scaling import (
     add_nodes,
     least_nodes,
 )
-from hami_core.planning.whatif import Governed, Outcome, Packing, packing
+from hami_core.planning.whatif import Governed, Outcome
 from hami_core.quota import queues
 from hami_core.quota.accounts import QueueRow, QuotaRow
 from hami_core.quota.resourcequota import Quota, QuotaReader
@@ -442,19 +443,13 @@ def place(
         documents={uid_of(number): pod.document for number, pod in enumerate(pods)},
     )
     ledger, governed = fresh()
-    devices = [(one.node, device) for one in inventory_of(snapshot) for device in one.devices]
+    measured = asks_of(requested.requests)
     excluded, growth = wanted.excluded, None
-    before = packing(ledger, devices, requested.requests)
+    before = packing(ledger.table, measured)
     if added is not None:
         template = template_for(added.template, snapshot, Cluster(nodes=()))
         growth = _growth(fresh, wanted, template, added.nodes, now_s=snapshot.time_s)
-        names, excluded = add_nodes(ledger, template, growth.searched, wanted)
-        devices += [
-            (name, device)
-            for name in names
-            for one in template.inventories(name)
-            for device in one.devices
-        ]
+        _, excluded = add_nodes(ledger, template, growth.searched, wanted)
     outcomes = tuple(
         whatif.simulate(
             ledger,
@@ -472,7 +467,7 @@ def place(
         refused=len(outcomes) - placed + len(requested.rejected),
         without_devices=requested.without_devices,
         before=before,
-        after=packing(ledger, devices, requested.requests),
+        after=packing(ledger.table, measured),
         pods=outcomes,
         rejected=requested.rejected,
         quotas=tuple(governed.quota.quota_rows()),

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares placement policies: places recorded arrivals again under each, and measures the packing.
+
+Arrivals are placed in order by the same filter, scores and picks as in the live scheduler. A pod
+that fits nowhere waits, and starts as soon as a release or a change of devices lets it in; pods
+that wait are tried in order of arrival, and later ones may pass. A pod runs as long as it was
+recorded to run; one that was not released yet stays. Pods with devices at the start keep them. The
+record itself is measured in the same way, with the devices that were given.
+
+All pods get the compared policy, also those that named one. Quotas, queues, priorities, preemption
+and gangs are not evaluated. Silent agents and faults of devices are not part of the history, only
+health and cordons of canonical records. Memory in MiB, times in Unix seconds, durations in seconds,
+shares of a whole as fractions 0..1.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.placement import ContainerShares, Placement
+from hami_common.model.request import DevicePolicy, NodePolicy, PlacementPolicy, PodRequest
+from hami_core.placement.fit import Plan, compile_request
+from hami_core.placement.pick import pick
+from hami_core.placement.verdicts import Verdicts
+from hami_core.planning.packing import Asks, Fill, asks_of, fill, stranded
+from hami_core.replay.arrivals import History, Run
+from hami_core.table.table import DeviceTable
+
+POLICIES_MOST: Final = 8
+ARRIVALS_MOST: Final = 20_000
+"""Arrivals that one answer places again."""
+SAMPLES: Final = 120
+"""Points of the series."""
+ASKS_MEASURED: Final = 16
+"""Most frequent requests by which stranded memory is measured."""
+HOURS_MOST: Final = 168.0
+"""Hours that the event stream keeps."""
+_P95: Final = 0.95
+
+Shares = tuple[ContainerShares, ...]
+
+
+class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One policy to compare; what is absent is as configured at the scheduler."""
+
+    node_policy: NodePolicy | None = None
+    device_policy: Annotated[tuple[DevicePolicy, ...], Meta(min_length=1, max_length=5)] | None = (
+        None
+    )
+
+    def over(self, default: PlacementPolicy) -> PlacementPolicy:
+        """Return the full policy."""
+        return replace(
+            default,
+            node=self.node_policy or default.node,
+            device=self.device_policy or default.device,
+        )
+
+
+class PolicyQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Place the arrivals of the last hours again under other policies."""
+
+    hours: Annotated[float, Meta(gt=0, le=HOURS_MOST)] = 24.0
+    """Length of the period, which ends now."""
+    policies: Annotated[tuple[PolicyChoice, ...], Meta(min_length=1, max_length=POLICIES_MOST)] = (
+        PolicyChoice(node_policy="binpack"),
+        PolicyChoice(node_policy="spread"),
+    )
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """The state at equally spaced times; the n-th values of all columns belong together."""
+
+    devices_used: tuple[int, ...]
+    devices_free: tuple[int, ...]
+    """Usable devices without any share."""
+    used_devices_full: tuple[float, ...]
+    """Booked memory as a fraction of the capacity of the devices in use."""
+    stranded: tuple[float, ...]
+    waiting: tuple[int, ...]
+    """Pods that wait for devices."""
+
+
+class PolicyResult(Struct, frozen=True, kw_only=True):
+    """Packing of the period under one policy."""
+
+    policy: PlacementPolicy | None
+    """``None``: as recorded."""
+    placed_at_once: int
+    waited: int
+    """Pods that did not fit when they arrived."""
+    never_placed: int
+    """Pods of ``waited`` that fit at no time; their wait counts to the end of the period."""
+    wait_total_s: float
+    wait_p95_s: float
+    """Of the pods that waited; 0 without one."""
+    used_devices_full_mean: float
+    """Mean over the time in which any device was in use."""
+    used_devices_full_peak: float
+    devices_used_peak: int
+    devices_free_mean: float
+    stranded_mean: float
+    """Fraction of the free memory that the arrivals' requests cannot use, mean of the series."""
+    makespan_s: float | None
+    """From the first arrival to the end of the last pod; ``None``: some pod has no end."""
+    series: Series
+
+
+class PolicyComparison(Struct, frozen=True, kw_only=True):
+    """The same arrivals under several policies."""
+
+    from_s: float
+    """Begin of the period, later than asked for if ``left_out`` is not 0."""
+    until_s: float
+    devices: int
+    """Usable devices at the end of the period."""
+    arrivals: int
+    running: int
+    """Pods that had devices at the start and kept them."""
+    left_out: int
+    """Earlier arrivals that were not placed again."""
+    without_begin: int
+    """Pods that ended in the period and whose reservation is no longer stored."""
+    series_s: tuple[float, ...]
+    """Times of the values of all series."""
+    recorded: PolicyResult
+    results: tuple[PolicyResult, ...]
+    """In the order of the question."""
+
+
+def compare(
+    history: History, policies: Sequence[PlacementPolicy], *, check: Callable[[], None]
+) -> PolicyComparison:
+    """Place the arrivals under each policy; ``check`` is called between pods and may raise."""
+    measured = dict(asks_of(run.request for run in history.arrivals).most_common(ASKS_MEASURED))
+    times = _times(history)
+    worlds = [
+        _World(history, policy, _Meter(measured, times), check).run()
+        for policy in (None, *policies)
+    ]
+    recorded, *results = (world.result() for world in worlds)
+    return PolicyComparison(
+        from_s=history.from_s,
+        until_s=history.until_s,
+        devices=fill(worlds[0].table).devices,
+        arrivals=len(history.arrivals),
+        running=len(history.running),
+        left_out=history.left_out,
+        without_begin=history.without_begin,
+        series_s=times,
+        recorded=recorded,
+        results=tuple(results),
+    )
+
+
+def _times(history: History) -> tuple[float, ...]:
+    length = history.until_s - history.from_s
+    return tuple(history.from_s + length * n / (SAMPLES - 1) for n in range(SAMPLES))
+
+
+_RELEASE, _PUT, _ARRIVAL = range(3)
+"""Order of what happens at the same moment."""
+
+
+class _Waiting(NamedTuple):
+    run: Run
+    request: PodRequest
+    plan: Plan
+    """Equal for pods that fit on the same nodes."""
+
+
+class _World:
+    """One pass over the history under one policy."""
+
+    def __init__(
+        self,
+        history: History,
+        policy: PlacementPolicy | None,
+        meter: "_Meter",
+        check: Callable[[], None],
+    ) -> None:
+        self.table = meter.table
+        self.policy = policy
+        self.meter = meter
+        self.waits_s: list[float] = []
+        """Waits of the pods that were placed late."""
+        self.waiting: list[_Waiting] = []
+        """In order of arrival."""
+        self.placed_at_once = 0
+        self.last_end_s: float | None = history.from_s
+        """``None``: a pod has no end."""
+        self._history = history
+        self._check = check
+        self._verdicts = Verdicts(self.table)
+        self._nodes: list[str] = []
+        self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
+        self._number = 0
+
+    def run(self) -> "_World":
+        """Let everything happen, also what follows the period."""
+        history = self._history
+        for devices in history.devices:
+            self.table.upsert_node(devices)
+        self._nodes = self.table.nodes()
+        for run in history.running:
+            self._book(run.node, run.containers, end_s=run.end_s)
+        for put in history.puts:
+            self._at(put.time_s, _PUT, partial(self._put, put.devices))
+        for run in history.arrivals:
+            self._at(run.start_s, _ARRIVAL, partial(self._arrive, run))
+        while self._events:
+            now_s, _, _, happen = heapq.heappop(self._events)
+            self.meter.advance(now_s, waiting=len(self.waiting))
+            happen(now_s)
+            self._check()
+        self.meter.finish(waiting=len(self.waiting))
+        return self
+
+    def _at(self, time_s: float, order: int, happen: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (time_s, order, self._number, happen))
+
+    def _book(self, node: str, containers: Shares, *, end_s: float | None) -> None:
+        self.table.book(node, containers)
+        if end_s is not None:
+            self._at(end_s, _RELEASE, partial(self._release, node, containers))
+
+    def _release(self, node: str, containers: Shares, now_s: float) -> None:
+        self.table.unbook(node, containers)
+        self._retry(node, now_s)
+
+    def _put(self, devices: NodeDevices, now_s: float) -> None:
+        self.table.upsert_node(devices)
+        self._nodes = self.table.nodes()
+        self._retry(devices.node, now_s)
+
+    def _arrive(self, run: Run, now_s: float) -> None:
+        if self.policy is None:
+            self._start(run, run.node, run.containers, now_s)
+            self.placed_at_once += 1
+            return
+        request = replace(run.request, policy=self.policy)
+        placement = self._placed(request, [run.node] if run.is_pinned else self._nodes)
+        if placement is None:
+            self.waiting.append(_Waiting(run, request, compile_request(request)))
+        else:
+            self.placed_at_once += 1
+            self._start(run, placement.node, placement.containers, now_s)
+
+    def _placed(self, request: PodRequest, nodes: Sequence[str]) -> Placement | None:
+        fitting = self._verdicts.filter(request, nodes).left
+        if not len(fitting):
+            return None
+        node = self._verdicts.prioritize(request, fitting).best(1)[0][0]
+        return _picked(self.table, request, node)
+
+    def _retry(self, node: str, now_s: float) -> None:
+        """Start pods that wait and now fit on ``node``, the only one that has more capacity."""
+        refused: set[Plan] = set()
+        left: list[_Waiting] = []
+        for one in self.waiting:
+            placement = None
+            if one.plan not in refused and (not one.run.is_pinned or one.run.node == node):
+                placement = _picked(self.table, one.request, node)
+                if placement is None:
+                    refused.add(one.plan)
+            if placement is None:
+                left.append(one)
+                continue
+            self.waits_s.append(now_s - one.run.start_s)
+            self._start(one.run, node, placement.containers, now_s)
+        self.waiting = left
+
+    def _start(self, run: Run, node: str, containers: Shares, now_s: float) -> None:
+        end_s = None if run.end_s is None else now_s + (run.end_s - run.start_s)
+        if end_s is None or self.last_end_s is None:
+            self.last_end_s = None
+        else:
+            self.last_end_s = max(self.last_end_s, end_s)
+        self._book(node, containers, end_s=end_s)
+
+    def result(self) -> PolicyResult:
+        """Return the figures."""
+        until_s, arrivals = self._history.until_s, self._history.arrivals
+        waits_s = sorted(
+            self.waits_s + [max(0.0, until_s - one.run.start_s) for one in self.waiting]
+        )
+        makespan_s = None
+        if arrivals and self.last_end_s is not None and not self.waiting:
+            makespan_s = round(self.last_end_s - arrivals[0].start_s, 3)
+        meter = self.meter
+        return PolicyResult(
+            policy=self.policy,
+            placed_at_once=self.placed_at_once,
+            waited=len(waits_s),
+            never_placed=len(self.waiting),
+            wait_total_s=round(sum(waits_s), 3),
+            wait_p95_s=round(waits_s[ceil(_P95 * len(waits_s)) - 1], 3) if waits_s else 0.0,
+            used_devices_full_mean=_mean(meter.full_s, meter.in_use_s),
+            used_devices_full_peak=round(meter.full_peak, 4),
+            devices_used_peak=meter.used_peak,
+            devices_free_mean=_mean(meter.free_s, meter.measured_s),
+            stranded_mean=_mean(sum(meter.stranded), len(meter.stranded)),
+            makespan_s=makespan_s,
+            series=Series(
+                devices_used=tuple(meter.used),
+                devices_free=tuple(meter.free),
+                used_devices_full=tuple(meter.full),
+                stranded=tuple(meter.stranded),
+                waiting=tuple(meter.waiting),
+            ),
+        )
+
+
+class _Meter:
+    """Sums up the state of a table over time, and samples it."""
+
+    def __init__(self, measured: Asks, times: Sequence[float]) -> None:
+        """Sample at ``times``, of which the first and last are begin and end of the period."""
+        self.table = DeviceTable()
+        self._measured = measured
+        self._times = times
+        self._now_s = times[0]
+        self.full_s = self.in_use_s = self.free_s = self.measured_s = 0.0
+        self.full_peak = 0.0
+        self.used_peak = 0
+        self.used: list[int] = []
+        self.free: list[int] = []
+        self.full: list[float] = []
+        self.stranded: list[float] = []
+        self.waiting: list[int] = []
+
+    def advance(self, now_s: float, *, waiting: int) -> None:
+        """Count the present state from the last call until ``now_s``, within the period."""
+        until_s = min(now_s, self._times[-1])
+        if until_s > self._now_s:
+            full = fill(self.table)
+            self._count(full, until_s - self._now_s)
+            self._sample(full, waiting, bisect_left(self._times, until_s))
+            self._now_s = until_s
+
+    def finish(self, *, waiting: int) -> None:
+        """Count the state to the end of the period."""
+        self.advance(self._times[-1], waiting=waiting)
+        self._sample(fill(self.table), waiting, len(self._times))
+
+    def _count(self, full: Fill, for_s: float) -> None:
+        self.measured_s += for_s
+        self.free_s += for_s * (full.devices - full.devices_used)
+        self.used_peak = max(self.used_peak, full.devices_used)
+        if full.devices_used:
+            self.in_use_s += for_s
+            self.full_s += for_s * full.used_devices_full
+            self.full_peak = max(self.full_peak, full.used_devices_full)
+
+    def _sample(self, full: Fill, waiting: int, until: int) -> None:
+        """Take all samples before number ``until``: they are of the present state."""
+        count = until - len(self.used)
+        if count > 0:
+            self.used += [full.devices_used] * count
+            self.free += [full.devices - full.devices_used] * count
+            self.full += [round(full.used_devices_full, 4)] * count
+            self.stranded += [round(stranded(self.table, self._measured), 4)] * count
+            self.waiting += [waiting] * count
+
+
+def _picked(table: DeviceTable, request: PodRequest, node: str) -> Placement | None:
+    placement = pick(table, request, node)
+    return placement if isinstance(placement, Placement) else None
+
+
+def _mean(total: float, count: float) -> float:
+    return round(total / count, 4) if count else 0.0
