@@ -74,6 +74,7 @@ from hami_scheduler.shell.kueue import Placement
 from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
 from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
+from hami_scheduler.shell.pastevents import PastEvents, nothing_stored, past_events
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.podways import PodWays
@@ -121,6 +122,8 @@ class World(Struct, frozen=True, kw_only=True):
     """Returns whether the bus is connected; an in-memory bus always is."""
     ask: Ask = nobody
     """Sends a request to the agent of a node."""
+    past: PastEvents = nothing_stored
+    """Reads the ledger and the devices of the last days."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -329,6 +332,7 @@ class Scheduler:
             quota=quota,
             kube=world.kube,
             catalog=catalog,
+            past=world.past,
             settings=settings,
             writer=writer,
         )
@@ -632,6 +636,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 clock=context.clock,
                 is_connected=lambda: bus.is_connected,
                 ask=partial(_ask, bus),
+                past=partial(past_events, bus, context.clock),
             ),
             keys=keys,
             registry=context.registry,

@@ -176,6 +176,10 @@ DEVICES = {
         ("scale", {"template": {"name": "x", "devices": [DEVICES, DEVICES]}}, "a vendor twice"),
         ("scale", {"template": "n1", "nodes_most": -1}, "nodes_most"),
         ("scale", {}, "template"),
+        ("policy", {"hours": 0}, "hours"),
+        ("policy", {"hours": 169}, "168"),
+        ("policy", {"policies": []}, "policies"),
+        ("policy", {"policies": [{"node_policy": "tetris"}]}, "tetris"),
     ],
 )
 async def test_mistakes_are_named(path: str, body: object, text: str) -> None:
@@ -207,6 +211,24 @@ async def test_answer_is_bounded_in_names_time_and_number(
         await quiet_watch(s, 2)
         with pytest.raises(RequestInvalid, match="2 pods wait, one answer covers 1"):
             await post(s, "/v1/whatif/scale", {"template": "n1"})
+
+
+async def test_policies_are_compared_on_the_live_allocations() -> None:
+    async with scheduler() as (world, s):
+        for number in range(2):
+            assert await s.bind(world.add_pod(waiting(f"p{number}", 6_000)), "n1") == ""
+        policies = [{"device_policy": ["binpack"]}, {"device_policy": ["spread"]}]
+        await world.clock.advance(5)
+        answer = await post(s, "/v1/whatif/policy", {"hours": 1, "policies": policies})
+        packed, spread = answer["results"]
+        assert (answer["arrivals"], answer["running"]) == (2, 0)
+        assert (packed["devices_used_peak"], spread["devices_used_peak"]) == (1, 2)
+        assert packed["policy"]["device_policy"] == ["binpack"]
+        assert packed["policy"]["node_policy"] == "binpack"
+        assert answer["recorded"]["devices_used_peak"] == 2
+    async with scheduler(whatif_policy_s=0.0) as (_, s):
+        with pytest.raises(RequestInvalid, match="hours: the answer takes longer than 0 s"):
+            await post(s, "/v1/whatif/policy", {})
 
 
 async def test_second_question_at_a_time_is_refused() -> None:

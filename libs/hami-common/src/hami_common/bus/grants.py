@@ -77,7 +77,7 @@ def inbox(role: str, name: str = "") -> str:
 
 
 def scheduler() -> Grant:
-    """Writes the ledger, the state ``bound``, decisions and quarantine; forgets old records."""
+    """Writes the ledger, the state ``bound`` and decisions, reads events, forgets old records."""
     return Grant(
         account=HAMI,
         publish=(
@@ -88,7 +88,7 @@ def scheduler() -> Grant:
             f"{subjects.DEAD_LETTER_PREFIX}.scheduler.>",
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
-            *_reads(_BUCKET_STREAMS),
+            *_reads((*_BUCKET_STREAMS, subjects.EVENTS_STREAM)),
             *(
                 f"{API}.STREAM.PURGE.{subjects.stream_of(bucket)}"
                 for bucket in (subjects.ALLOC_BUCKET, subjects.STATE_BUCKET)

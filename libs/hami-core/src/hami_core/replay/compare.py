@@ -25,7 +25,13 @@ from msgspec.structs import replace
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import ContainerShares, Placement
-from hami_common.model.request import DevicePolicy, NodePolicy, PlacementPolicy, PodRequest
+from hami_common.model.request import (
+    DevicePolicy,
+    NodePolicy,
+    PlacementPolicy,
+    PodRequest,
+    ScoringWeights,
+)
 from hami_core.placement.fit import Plan, compile_request
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
@@ -34,8 +40,8 @@ from hami_core.replay.arrivals import History, Run
 from hami_core.table.table import DeviceTable
 
 POLICIES_MOST: Final = 8
-ARRIVALS_MOST: Final = 20_000
-"""Arrivals that one answer places again."""
+PLACEMENTS_MOST: Final = 10_000
+"""Arrivals that one answer places again, times its policies."""
 SAMPLES: Final = 120
 """Points of the series."""
 ASKS_MEASURED: Final = 16
@@ -54,6 +60,7 @@ class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device_policy: Annotated[tuple[DevicePolicy, ...], Meta(min_length=1, max_length=5)] | None = (
         None
     )
+    weights: ScoringWeights | None = None
 
     def over(self, default: PlacementPolicy) -> PlacementPolicy:
         """Return the full policy."""
@@ -61,6 +68,7 @@ class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             default,
             node=self.node_policy or default.node,
             device=self.device_policy or default.device,
+            weights=self.weights or default.weights,
         )
 
 
@@ -88,10 +96,18 @@ class Series(Struct, frozen=True, kw_only=True):
     """Pods that wait for devices."""
 
 
+class ComparedPolicy(Struct, frozen=True, kw_only=True):
+    """A policy as it was applied to all pods."""
+
+    node_policy: NodePolicy
+    device_policy: tuple[DevicePolicy, ...]
+    weights: ScoringWeights
+
+
 class PolicyResult(Struct, frozen=True, kw_only=True):
     """Packing of the period under one policy."""
 
-    policy: PlacementPolicy | None
+    policy: ComparedPolicy | None
     """``None``: as recorded."""
     placed_at_once: int
     waited: int
@@ -297,7 +313,13 @@ class _World:
             makespan_s = round(self.last_end_s - arrivals[0].start_s, 3)
         meter = self.meter
         return PolicyResult(
-            policy=self.policy,
+            policy=None
+            if self.policy is None
+            else ComparedPolicy(
+                node_policy=self.policy.node,
+                device_policy=self.policy.device,
+                weights=self.policy.weights,
+            ),
             placed_at_once=self.placed_at_once,
             waited=len(waits_s),
             never_placed=len(self.waiting),

@@ -2,13 +2,16 @@
 """Serves the snapshot, and answers what-if questions about it.
 
 An answer is computed on a copy of the state, in a thread of its own and one at a time, so that
-decisions continue meanwhile; it ends after ``whatif_s``. Node selectors, affinity, taints and
-cordons are read from the API server for each question. Seconds throughout.
+decisions continue meanwhile; it ends after ``whatif_s``, a comparison of policies after
+``whatif_policy_s``. Node selectors, affinity, taints and cordons are read from the API server for
+each question about the present; a comparison of policies reads the event stream. Seconds
+throughout.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
@@ -26,6 +29,13 @@ from hami_common.vendors.catalog import Catalog
 from hami_core.core import Core
 from hami_core.planning.eligible import Document
 from hami_core.replay import snapshot
+from hami_core.replay.arrivals import history_of
+from hami_core.replay.compare import (
+    PLACEMENTS_MOST,
+    PolicyComparison,
+    PolicyQuestion,
+    compare,
+)
 from hami_core.replay.questions import (
     Cluster,
     Drained,
@@ -41,10 +51,12 @@ from hami_core.replay.questions import (
 from hami_core.replay.snapshot import Snapshot
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.pastevents import PastEvents, decoded
 from hami_scheduler.shell.podapi import LIST_TIMEOUTS, MANAGED, PODS
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
+HOUR_S = 3600.0
 NODES = "/api/v1/nodes"
 WITHOUT_NODE = "spec.nodeName="
 """Field selector of pods that wait for a node."""
@@ -85,10 +97,19 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=Drained,
         errors={429: "The replica computes another answer."},
     ),
+    Operation(
+        path="/v1/whatif/policy",
+        name="policy",
+        method="post",
+        text="Place the pods that arrived in the last hours again under other policies, and "
+        "compare waits and packing with the record. Nothing is moved.",
+        body=PolicyQuestion,
+        answer=PolicyComparison,
+        errors={429: "The replica computes another answer."},
+    ),
 )
 
-Question = TypeVar("Question", SimulateQuestion, ScaleQuestion, DrainQuestion)
-Answer = TypeVar("Answer", bound=Struct)
+Question = TypeVar("Question", bound=Struct)
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +124,7 @@ class WhatIf:
         quota: QuotaKeeper,
         kube: KubeApi,
         catalog: Catalog,
+        past: PastEvents,
         settings: Settings,
         writer: str,
     ) -> None:
@@ -112,6 +134,7 @@ class WhatIf:
         self._quota = quota
         self._kube = kube
         self._catalog = catalog
+        self._past = past
         self._settings = settings
         self._writer = writer
         self._is_busy = False
@@ -141,12 +164,53 @@ class WhatIf:
     async def drain(self, request: Request) -> Response:
         return await self._answer(request, DrainQuestion, drained)
 
+    async def policy(self, request: Request) -> Response:
+        with self._alone(request):
+            question = await anyio.to_thread.run_sync(_decoded, request.body, PolicyQuestion)
+            limit_s = self._settings.whatif_policy_s
+            await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+            until_s = self._state.clock.now_s()
+            from_s = until_s - question.hours * HOUR_S
+            events = await self._past(from_s, limit_s)
+            present = tuple(self._core.inventory.devices())
+            live = tuple(holding.record for holding in self._state.ledger.holdings())
+
+            def computed() -> bytes:
+                check = _deadline(limit_s, "hours", "ask for fewer hours")
+                records, puts = decoded(events)
+                check()
+                history = history_of(
+                    records,
+                    puts,
+                    present=present,
+                    live=live,
+                    from_s=from_s,
+                    until_s=until_s,
+                    arrivals_most=PLACEMENTS_MOST // len(question.policies),
+                )
+                policies = [one.over(self._settings.policy) for one in question.policies]
+                return msgspec.json.encode(compare(history, policies, check=check))
+
+            return Response(body=await anyio.to_thread.run_sync(computed))
+
     async def _answer(
         self,
         request: Request,
-        kind: type[Question],
+        kind: type[SimulateQuestion | ScaleQuestion | DrainQuestion],
         answer: Callable[..., Struct],
     ) -> Response:
+        with self._alone(request):
+            question = await anyio.to_thread.run_sync(_decoded, request.body, kind)
+            nodes, pods = await self._pages(_selectors(question))
+            taken = await self.take()
+            body = await anyio.to_thread.run_sync(
+                partial(self._computed, answer, taken, question, nodes=nodes, pods=pods)
+            )
+        return Response(body=body)
+
+    @contextmanager
+    def _alone(self, request: Request) -> Iterator[None]:
+        """Refuse a second question while one is answered."""
         if self._is_busy:
             raise TooManyRequests(
                 problem="this replica computes another answer", fix="try again in a moment"
@@ -154,19 +218,13 @@ class WhatIf:
         self._is_busy = True
         begin = perf_counter()
         try:
-            question = await anyio.to_thread.run_sync(_decoded, request.body, kind)
-            nodes, pods = await self._pages(_selectors(question))
-            taken = await self.take()
-            body = await anyio.to_thread.run_sync(
-                partial(self._computed, answer, taken, question, nodes=nodes, pods=pods)
-            )
+            yield
         finally:
             self._is_busy = False
         _log.info(
             "what-if question answered",
             extra={"path": request.path, "duration_ms": round(1000 * (perf_counter() - begin), 3)},
         )
-        return Response(body=body)
 
     def _computed(
         self,
@@ -185,7 +243,11 @@ class WhatIf:
             waiting={} if is_drain else listed,
             draining=listed if is_drain else {},
         )
-        check = _deadline(self._settings.whatif_s)
+        check = _deadline(
+            self._settings.whatif_s,
+            "pods",
+            "send fewer pods, lower nodes_most, or raise the setting whatif_s",
+        )
         return msgspec.json.encode(
             answer(taken, question, cluster, catalog=self._catalog, check=check)
         )
@@ -252,7 +314,7 @@ def _items(pages: Sequence[bytes]) -> Iterator[Document]:
         yield from items
 
 
-def _deadline(limit_s: float) -> Callable[[], None]:
+def _deadline(limit_s: float, field: str, fix: str) -> Callable[[], None]:
     """Return a check that raises ``RequestInvalid`` after ``limit_s``, and lets others run."""
     end = time.monotonic() + limit_s
 
@@ -260,9 +322,7 @@ def _deadline(limit_s: float) -> Callable[[], None]:
         time.sleep(0)  # the loop's thread, which waits for the interpreter, goes first
         if time.monotonic() > end:
             raise RequestInvalid(
-                field="pods",
-                problem=f"the answer takes longer than {limit_s:g} s",
-                fix="send fewer pods, lower nodes_most, or raise the setting whatif_s",
+                field=field, problem=f"the answer takes longer than {limit_s:g} s", fix=fix
             )
 
     return check

@@ -12,7 +12,7 @@ from hami_common.events import codec
 from hami_common.events.usage import UsageRecord
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus, NatsPublisher, connect, ensure_bus
-from hami_registry.shell.history import Bounds, History
+from hami_common.runtime.natsio.history import Bounds, History
 from hami_sim.natsd import NatsServer
 
 pytestmark = pytest.mark.anyio

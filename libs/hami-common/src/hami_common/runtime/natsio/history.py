@@ -88,9 +88,9 @@ class Reading:
     """The events of one reading, to be iterated once."""
 
     def __init__(self, session: PullSession, *, pending: int, bounds: Bounds, clock: Clock) -> None:
-        """``pending``: messages of the reading at its begin."""
         self._session = session
-        self._pending = pending
+        self.pending = pending
+        """Messages of the reading at its begin, without bounds."""
         self._bounds = bounds
         self._clock = clock
         self._bytes_left = bounds.mib << MIB_SHIFT
@@ -107,7 +107,7 @@ class Reading:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield the events in order; ``Unavailable`` if the bus loses the reading."""
-        if not self._pending:
+        if not self.pending:
             return
         ends_s = self._clock.monotonic_s() + self._bounds.time_s
         async with aclosing(_ordered(self._session)) as events:
@@ -127,7 +127,7 @@ class Reading:
                 self.count += 1
                 self.newest_s = event.stored_s
                 yield event
-                if self.count >= self._pending:
+                if self.count >= self.pending:
                     return
 
     def _end(self, bound: str) -> None:
