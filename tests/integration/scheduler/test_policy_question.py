@@ -3,14 +3,18 @@
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anyio
+import anyio.to_thread
 import pytest
+from click.testing import CliRunner
 
 from hami_sim.natsd import NatsServer
+from hamictl.cli import main
 from tests.integration.scheduler.site import Site, open_site
 from tests.unit.scheduler.shell import builders
 
@@ -70,3 +74,21 @@ async def test_released_pods_are_placed_again_under_each_policy(site: Site, tmp_
         assert configured["policy"]["device_policy"] == ["spread"]
         assert [one["placed_at_once"] for one in answer["results"]] == [3, 3, 3]
         assert packed["series"]["devices_used"][-1] == 1
+        words = [
+            "simulate",
+            "--since",
+            "1h",
+            "--policy",
+            "device=binpack",
+            "--policy",
+            "device=spread",
+        ]
+        shown = await anyio.to_thread.run_sync(
+            partial(CliRunner().invoke, main, [*words, "--scheduler", scheduler.url])
+        )
+        assert shown.exit_code == 0, shown.output
+        recorded, packed_row, *_ = shown.output.splitlines()[1:]
+        assert recorded.startswith("as recorded")
+        assert packed_row.startswith("node=binpack;device=binpack")
+        assert packed_row.split()[1:4] == ["3", "0", "0"]
+        assert "3 pods arrived since" in shown.output

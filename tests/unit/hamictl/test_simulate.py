@@ -15,6 +15,7 @@ from hami_common.model.device import Device
 from hami_core.quota.documents import Quotas, WrittenLimit, WrittenQuota
 from hami_core.quota.queues import QueueConfig
 from hami_core.replay.snapshot import Snapshot
+from hamictl import policies
 from hamictl.cli import main
 from tests.support import builders
 
@@ -316,3 +317,42 @@ def test_live_state_has_its_own_policy_and_quotas(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["simulate", "--policy", "node=spread"])
     assert result.exit_code == 2
     assert "need --snapshot" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("node=spread",), [("spread", None, False)]),
+        (("node=spread", "device=numa,binpack"), [("spread", ("numa", "binpack"), False)]),
+        (
+            ("node=spread", "node=binpack;weights=slot=1,core=1,memory=2"),
+            [("spread", None, False), ("binpack", None, True)],
+        ),
+    ],
+)
+def test_parts_of_a_policy_that_are_not_named_are_left_to_the_scheduler(
+    words: tuple[str, ...], expected: list[tuple[str, tuple[str, ...] | None, bool]]
+) -> None:
+    found = [
+        (one.node_policy, one.device_policy, one.weights is not None)
+        for one in policies.choices_of(words)
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--since", "8d"), "up to 7d"),
+        (("--since", "0h"), "such as 90m, 24h or 7d"),
+        (("--since", "1w"), "such as 90m, 24h or 7d"),
+        (("--since", "1d", "--add-nodes", "n1"), "give no other input"),
+        (("--since", "1d", "--drain", "n1"), "give no other input"),
+        (("--drain", "n1", "--policy", "node=spread"), "--policy with --since only"),
+        (("--since", "1d", "--policy", "node=heap"), "'heap'"),
+    ],
+)
+def test_mistakes_about_recorded_pods_are_named(arguments: tuple[str, ...], text: str) -> None:
+    result = CliRunner().invoke(main, ["simulate", *arguments])
+    assert result.exit_code == 2
+    assert text in result.output

@@ -3,7 +3,8 @@
 
 With a snapshot, the pods are placed here, under one or several policies; quotas and queues apply,
 those of the snapshot or replacements. Without one, a scheduler answers about its present state, and
-obeys node selectors, affinity and taints, which a snapshot does not contain.
+obeys node selectors, affinity and taints, which a snapshot does not contain. With ``--since`` it
+places the pods of the last hours again under other policies.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +17,8 @@ from msgspec import Struct
 from hami_common import documents
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.codec import UNDECODABLE
-from hami_common.model.request import PlacementPolicy, ScoringWeights
-from hami_common.vendors.catalog import Catalog, parse_policy
+from hami_common.model.request import PlacementPolicy
+from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.ledger import Ledger
 from hami_core.planning import whatif
 from hami_core.planning.manifests import Rejected, read, uid_of
@@ -49,7 +50,7 @@ from hami_core.replay.questions import (
     waiting,
 )
 from hami_core.replay.snapshot import Snapshot, load
-from hamictl import addnodes, client, manifests, options, output, quotatables
+from hamictl import addnodes, client, manifests, options, output, policies, quotatables
 from hamictl.addnodes import Added
 from hamictl.errors import EXIT_NO, InputRefused
 from hamictl.manifests import Manifest, read_objects
@@ -133,6 +134,13 @@ class Comparison(Struct, frozen=True, kw_only=True):
     help="Place the pods of this node on the others, as if it were drained.",
 )
 @click.option(
+    "--since",
+    default="",
+    metavar="DURATION",
+    help="Place the pods that arrived in this time, such as 24h or 7d, again under each --policy, "
+    "and compare with the record.",
+)
+@click.option(
     "--policy",
     multiple=True,
     help="Scheduling policy: node=binpack|spread;device=…;weights=slot=1,core=1,memory=1. "
@@ -159,6 +167,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
     pod_files: tuple[Path, ...],
     growth: str,
     drained: str,
+    since: str,
     policy: tuple[str, ...],
     queues_file: Path | None,
     quota_files: tuple[Path, ...],
@@ -170,14 +179,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
 
     Pods that do not fit are listed with their refusals and the closest fit.
     """
-    if drained:
-        if snapshot_file or pod_files or growth or policy or queues_file or quota_files:
-            message = "--drain asks a scheduler about its present state: give no other input"
+    if since or drained:
+        others = (snapshot_file, pod_files, growth, queues_file, quota_files)
+        if any((*others, since and drained, drained and policy)):
+            message = (
+                "--drain asks a scheduler about its present state, --since about recorded pods: "
+                "give no other input, and --policy with --since only"
+            )
             raise InputRefused(message)
-        moved = client.send(Drained, scheduler, "/v1/whatif/drain", DrainQuestion(node=drained))
-        if not output.structured(moved, format_):
-            _show_drained(moved)
-        refused = moved.refused
+        if since:
+            refused = policies.compare(scheduler, since, policy, format_)
+        else:
+            refused = _drain(scheduler, drained, format_)
     elif snapshot_file is not None:
         known = read_snapshot(snapshot_file)
         pods = _read(pod_files)
@@ -188,7 +201,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
         added = addnodes.parse(growth, nodes_of(known)) if growth else None
         try:
             results = tuple(
-                place(known, pods, one, rules, added) for one in policies_of(policy, known.policy)
+                place(known, pods, one, rules, added)
+                for one in policies.policies_of(policy, known.policy)
             )
         except RequestInvalid as error:
             raise InputRefused(str(error)) from error
@@ -206,6 +220,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
         refused = live.refused
     if strict and refused:
         raise SystemExit(EXIT_NO)
+
+
+def _drain(scheduler: str, node: str, format_: str) -> int:
+    """Print where a node's pods would start; return how many would not."""
+    moved = client.send(Drained, scheduler, "/v1/whatif/drain", DrainQuestion(node=node))
+    if not output.structured(moved, format_):
+        _show_drained(moved)
+    return moved.refused
 
 
 def _read(files: Sequence[Path]) -> list[Manifest]:
@@ -249,7 +271,7 @@ def nodes_of(snapshot: Snapshot) -> set[str]:
 def _show_comparison(results: tuple[Result, ...]) -> None:
     rows = [
         [
-            policy_text(result.policy),
+            policies.policy_text(result.policy),
             result.placed,
             result.refused,
             f"{result.after.devices_used}/{result.after.devices}",
@@ -336,47 +358,6 @@ def _show_result(result: Result) -> None:
     if result.queues:
         click.echo()
         quotatables.queues(result.queues)
-
-
-def policies_of(words: tuple[str, ...], default: PlacementPolicy) -> list[PlacementPolicy]:
-    """Parse the policies to compare, each ``node=…;device=…;weights=…`` over the default.
-
-    Words without a semicolon that each set a different part are joined to one policy.
-    """
-    parts = [tuple(filter(None, word.split(";"))) for word in words]
-    named = [part.partition("=")[0] for some in parts for part in some]
-    if all(len(some) == 1 for some in parts) and len(set(named)) == len(named):
-        parts = [tuple(part for some in parts for part in some)]
-    return [policy_of(some, default) for some in parts]
-
-
-def policy_of(words: tuple[str, ...], default: PlacementPolicy) -> PlacementPolicy:
-    """Parse a policy from ``node=…``, ``device=…``, ``weights=…`` words over the default."""
-    keys = {
-        "node": "hami.io/node-scheduler-policy",
-        "device": "hami.io/gpu-scheduler-policy",
-        "weights": "hami.io/device-scoring-weights",
-    }
-    annotations = {}
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not separator or name not in keys:
-            message = f"--policy {word}: write node=…, device=… or weights=…"
-            raise InputRefused(message)
-        annotations[keys[name]] = value
-    try:
-        return parse_policy(annotations, defaults=default)
-    except RequestInvalid as error:
-        raise InputRefused(str(error)) from error
-
-
-def policy_text(policy: PlacementPolicy) -> str:
-    """Format the policy as a value of ``--policy``."""
-    weights = policy.weights
-    text = f"node={policy.node};device={','.join(policy.device)}"
-    if weights != ScoringWeights():
-        text += f";weights=slot={weights.slot},core={weights.core},memory={weights.memory}"
-    return text
 
 
 def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
