@@ -29,3 +29,8 @@ export const views: readonly View[] = [
   idle,
   usage,
 ];
+import { timemachine } from "./timemachine/index.ts";
+import type { View } from "./view.ts";
+import { whatif } from "./whatif/index.ts";
+
+export const views: readonly View[] = [capacity, timemachine, whatif];

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pods that arrived in a period, placed again under two policies, beside the record.
+
+import type { Scheduler } from "../../../generated/api.ts";
+import { useAsk } from "../../api/ask.ts";
+import { formatNumber, formatPercent, formatTime } from "../../format.ts";
+import { t, tValue } from "../../i18n.ts";
+import { language } from "../../preferences.ts";
+import {
+  Card,
+  Chart,
+  type Column,
+  Count,
+  Duration,
+  Empty,
+  ErrorBox,
+  Figure,
+  Figures,
+  Loading,
+  Page,
+  Percent,
+  Status,
+  Table,
+} from "../../ui/index.ts";
+import { changeOf, nameOf, seriesOf } from "./results.ts";
+import "../whatif/whatif.css";
+
+const HOURS = [1, 6, 24, 72, 168] as const;
+const NODE_POLICIES = ["binpack", "spread"] as const;
+const DEVICE_POLICIES = ["spread", "binpack", "numa", "mutex", "topology-aware"] as const;
+
+export function TimeMachineView() {
+  const comparison = useAsk("/v1/whatif/policy");
+  return (
+    <Page title={t("timemachine.title")} intro={t("timemachine.intro")}>
+      <Card title={t("timemachine.question")}>
+        <div class="question">
+          <form
+            class="inline-form"
+            onSubmit={(event) => {
+              event.preventDefault();
+              const form = new FormData(event.currentTarget);
+              comparison.ask({
+                hours: Number(form.get("hours")),
+                policies: [choiceOf(form, "a"), choiceOf(form, "b")],
+              });
+            }}
+          >
+            <label>
+              {t("timemachine.period")}
+              <select name="hours" defaultValue="24">
+                {HOURS.map((hours) => (
+                  <option key={hours} value={hours} selected={hours === 24}>
+                    {tValue("timemachine.periods", `h${hours}`)}
+                  </option>
+                ))}
+              </select>
+            </label>
+            <PolicyFields name="a" legend={t("timemachine.first")} node="binpack" />
+            <PolicyFields name="b" legend={t("timemachine.second")} node="spread" />
+            <button type="submit" class="button primary" disabled={comparison.isLoading}>
+              {t("timemachine.compare")}
+            </button>
+          </form>
+        </div>
+      </Card>
+      {comparison.isLoading ? <Loading /> : null}
+      {comparison.error ? <ErrorBox error={comparison.error} onRetry={comparison.reload} /> : null}
+      {comparison.data ? <Comparison answer={comparison.data} /> : null}
+    </Page>
+  );
+}
+
+function choiceOf(form: FormData, name: string): Scheduler.PolicyChoice {
+  const node = String(form.get(`node-${name}`));
+  const device = String(form.get(`device-${name}`));
+  return {
+    node_policy: NODE_POLICIES.find((one) => one === node) ?? null,
+    device_policy: DEVICE_POLICIES.filter((one) => one === device),
+  };
+}
+
+function PolicyFields(props: {
+  name: string;
+  legend: string;
+  node: (typeof NODE_POLICIES)[number];
+}) {
+  return (
+    <fieldset>
+      <legend>{props.legend}</legend>
+      <label>
+        {t("timemachine.nodes")}
+        <select name={`node-${props.name}`}>
+          {NODE_POLICIES.map((one) => (
+            <option key={one} selected={one === props.node}>
+              {one}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label>
+        {t("timemachine.devices")}
+        <select name={`device-${props.name}`}>
+          {DEVICE_POLICIES.map((one) => (
+            <option key={one} selected={one === props.node}>
+              {one}
+            </option>
+          ))}
+        </select>
+      </label>
+    </fieldset>
+  );
+}
+
+function Comparison({ answer }: { answer: Scheduler.PolicyComparison }) {
+  const [first, second] = answer.results;
+  if (!answer.arrivals || !first || !second) {
+    return <Empty>{t("timemachine.noArrivals")}</Empty>;
+  }
+  const all = [answer.recorded, ...answer.results];
+  const label = (result: Scheduler.PolicyResult) => nameOf(result) || t("timemachine.recorded");
+  const percent = (value: number) => formatPercent(100 * value, language.value);
+  const free = changeOf(first.devices_free_mean, second.devices_free_mean);
+  return (
+    <div aria-live="polite">
+      <Figures>
+        <Figure
+          label={t("timemachine.arrivals")}
+          value={<Count value={answer.arrivals} />}
+          note={t("timemachine.since", {
+            time: formatTime(1000 * answer.from_s, language.value),
+          })}
+        />
+        <Figure label={t("timemachine.running")} value={<Count value={answer.running} />} />
+        <Figure label={t("timemachine.usable")} value={<Count value={answer.devices} />} />
+        <Figure
+          label={t("timemachine.moreFree", { a: label(first), b: label(second) })}
+          value={formatNumber(free, language.value, 1)}
+        />
+      </Figures>
+      {answer.left_out ? (
+        <p>
+          <Status tone="warn">{t("timemachine.leftOut", { count: answer.left_out })}</Status>
+        </p>
+      ) : null}
+      {answer.without_begin ? (
+        <p>
+          <Status tone="warn">
+            {t("timemachine.withoutBegin", { count: answer.without_begin })}
+          </Status>
+        </p>
+      ) : null}
+      <Card title={t("timemachine.results")}>
+        <Table
+          label={t("timemachine.results")}
+          rows={all}
+          columns={columns(label)}
+          rowKey={label}
+        />
+        <p class="placeholder">{t("timemachine.limits")}</p>
+      </Card>
+      <Card title={t("timemachine.full")}>
+        <Chart
+          label={t("timemachine.full")}
+          times={answer.series_s}
+          series={seriesOf(all, label, (one) => one.used_devices_full)}
+          format={percent}
+          most={1}
+        />
+      </Card>
+      <Card title={t("timemachine.used")}>
+        <Chart
+          label={t("timemachine.used")}
+          times={answer.series_s}
+          series={seriesOf(all, label, (one) => one.devices_used)}
+          format={(value) => formatNumber(value, language.value)}
+        />
+      </Card>
+      <Card title={t("timemachine.waiting")}>
+        <Chart
+          label={t("timemachine.waiting")}
+          times={answer.series_s}
+          series={seriesOf(answer.results, label, (one) => one.waiting)}
+          format={(value) => formatNumber(value, language.value)}
+        />
+      </Card>
+    </div>
+  );
+}
+
+function columns(
+  label: (result: Scheduler.PolicyResult) => string,
+): Column<Scheduler.PolicyResult>[] {
+  const count = (key: "placed_at_once" | "waited" | "never_placed", title: string) => ({
+    key,
+    title,
+    align: "right" as const,
+    value: (one: Scheduler.PolicyResult) => one[key],
+    cell: (one: Scheduler.PolicyResult) => <Count value={one[key]} />,
+  });
+  const fraction = (
+    key: "used_devices_full_mean" | "used_devices_full_peak" | "stranded_mean",
+    title: string,
+  ) => ({
+    key,
+    title,
+    align: "right" as const,
+    value: (one: Scheduler.PolicyResult) => one[key],
+    cell: (one: Scheduler.PolicyResult) => <Percent pct={100 * one[key]} digits={1} />,
+  });
+  return [
+    { key: "policy", title: t("timemachine.policy"), value: label },
+    count("placed_at_once", t("timemachine.atOnce")),
+    count("waited", t("timemachine.waited")),
+    count("never_placed", t("timemachine.never")),
+    {
+      key: "p95",
+      title: t("timemachine.p95"),
+      align: "right",
+      value: (one) => (one.waited ? one.wait_p95_s : null),
+      cell: (one) => <Duration seconds={one.waited ? one.wait_p95_s : null} />,
+    },
+    fraction("used_devices_full_mean", t("timemachine.fullMean")),
+    fraction("used_devices_full_peak", t("timemachine.fullPeak")),
+    {
+      key: "free",
+      title: t("timemachine.freeMean"),
+      align: "right",
+      value: (one) => one.devices_free_mean,
+      cell: (one) => (
+        <span class="amount">{formatNumber(one.devices_free_mean, language.value, 1)}</span>
+      ),
+    },
+    fraction("stranded_mean", t("timemachine.stranded")),
+  ];
+}
