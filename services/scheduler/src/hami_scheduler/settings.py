@@ -235,9 +235,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     whatif_s: float = 10.0
     """Longest computation of one answer of ``/v1/whatif``. It runs in a thread beside the
     decisions and may delay them by tens of milliseconds."""
-    whatif_policy_s: float = 30.0
-    """Longest reading of events, and then longest computation, of one answer of
-    ``/v1/whatif/policy``."""
+    whatif_policy_s: float = 25.0
+    """Longest time for one answer of ``/v1/whatif/policy``, with the reading of events; browsers
+    wait 30 s."""
 
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus. An append takes under 1 ms, a new leader 1 s."""

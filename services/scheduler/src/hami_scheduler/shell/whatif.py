@@ -168,6 +168,7 @@ class WhatIf:
         with self._alone(request):
             question = await anyio.to_thread.run_sync(_decoded, request.body, PolicyQuestion)
             limit_s = self._settings.whatif_policy_s
+            check = _deadline(limit_s, "hours", "ask for fewer hours")
             await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
             until_s = self._state.clock.now_s()
             from_s = until_s - question.hours * HOUR_S
@@ -176,7 +177,6 @@ class WhatIf:
             live = tuple(holding.record for holding in self._state.ledger.holdings())
 
             def computed() -> bytes:
-                check = _deadline(limit_s, "hours", "ask for fewer hours")
                 records, puts = decoded(events)
                 check()
                 history = history_of(
