@@ -48,6 +48,7 @@ from hami_common.runtime.natsio import (
     keep_bus,
     serve_records,
 )
+from hami_common.runtime.natsio.history import Bounds, History
 from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
@@ -72,7 +73,6 @@ from hami_registry.shell.deadletters import DeadLetters
 from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
-from hami_registry.shell.history import Bounds, History
 from hami_registry.shell.historyapi import HistoryApi
 from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.metrics import KINDS, Metrics

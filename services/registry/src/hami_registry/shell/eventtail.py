@@ -24,8 +24,8 @@ from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.events.catalog import FAMILIES, EventFamily, family_of
 from hami_common.events.decision import DecisionRecord
+from hami_common.runtime.natsio.history import Event, History
 from hami_common.units import whole
-from hami_registry.shell.history import Event, History
 
 WORDS: Final = tuple(family.word for family in FAMILIES)
 _WITHOUT_NAMESPACE: Final = frozenset({"device", "usage"})

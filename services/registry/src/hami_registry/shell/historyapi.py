@@ -28,6 +28,7 @@ from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
 from hami_common.runtime.kubeauth import Access
+from hami_common.runtime.natsio.history import FILTERS_MOST, Event, History, Reading
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
 from hami_common.units import whole
@@ -45,7 +46,6 @@ from hami_registry.core.workload import (
     right_sizes,
 )
 from hami_registry.shell.eventtail import WORDS, Wanted, position_of, tail
-from hami_registry.shell.history import FILTERS_MOST, Event, History, Reading
 
 HOUR_S: Final = 3600.0
 WEEK_H: Final = 168.0
