@@ -124,8 +124,18 @@ class _Parts:
             per_caller=settings.listener_limit_per_caller,
             reserve=min(settings.listener_reserve, settings.listener_limit - 1),
         )
+        self.history = History(
+            bus,
+            bounds=Bounds(
+                messages=settings.history_messages,
+                mib=settings.history_mib,
+                time_s=settings.history_s,
+            ),
+            clock=context.clock,
+        )
         self.fleet = FleetFeed(
             projection=projection,
+            history=self.history,
             foreign_margin_mib=settings.foreign_margin_mib,
             clock=context.clock,
             metrics=self.metrics,
@@ -148,15 +158,6 @@ class _Parts:
             setting="question_limit_per_caller",
             total=settings.question_limit,
             per_caller=settings.question_limit_per_caller,
-        )
-        self.history = History(
-            bus,
-            bounds=Bounds(
-                messages=settings.history_messages,
-                mib=settings.history_mib,
-                time_s=settings.history_s,
-            ),
-            clock=context.clock,
         )
         self.metering_api = MeteringApi(
             history=self.history,

@@ -119,6 +119,15 @@ class ExplainView(Struct, frozen=True, kw_only=True):
         return replace(self, decisions=tuple(one.for_namespace() for one in self.decisions))
 
 
+class Stored(Struct, frozen=True, kw_only=True):
+    """Everything that a projection has of the ledger and the devices."""
+
+    devices: tuple[NodeDevices, ...]
+    records: tuple[tuple[str, AllocationRecord], ...]
+    """By key, without released allocations."""
+    states: dict[str, StateRecord]
+
+
 class _Allocation(Struct, kw_only=True):
     sequence: int = 0
     record: AllocationRecord | None = None
@@ -322,6 +331,19 @@ class Projection:
             and known.record.op != "release"
             and not known.record.held_for
         }
+
+    def stored(self) -> Stored:
+        """Return the present devices, live records and their states."""
+        live = [
+            (key, known.record, known.state)
+            for key, known in self._allocations.items()
+            if known.record is not None and known.record.op != "release"
+        ]
+        return Stored(
+            devices=tuple(self._published(None)),
+            records=tuple((key, record) for key, record, _ in live),
+            states={key: state for key, _, state in live if state is not None},
+        )
 
     def silent(self, *, now_s: float) -> list[str]:
         """Return the nodes without a heartbeat within the liveness limit, sorted."""

@@ -32,6 +32,7 @@ from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.fleet import FleetFeed
+from hami_registry.shell.pastfleet import time_of
 from hami_registry.shell.system import Known, System
 from hami_registry.shell.views import Change, Views, server_sent_events
 
@@ -209,10 +210,18 @@ OPERATIONS: tuple[Operation, ...] = (
         text=(
             "All nodes, devices and allocations in columns, compressed with gzip for callers that "
             "accept it. With a namespace: only its allocations; use by others is in the devices' "
-            "amounts."
+            "amounts. With at: as of that time, rebuilt from events; foreign use and silent agents "
+            "are unknown then, and the id is no position of the live fleet."
         ),
         answer=FleetDocument,
-        parameters=(_BY_NAMESPACE,),
+        parameters=(
+            _BY_NAMESPACE,
+            Parameter(
+                name="at",
+                place="query",
+                text="Time of the last seven days as RFC 3339; now when absent.",
+            ),
+        ),
         errors={429: "The caller has as many such requests open as one caller may have."},
     ),
     Operation(
@@ -483,7 +492,11 @@ class Api:
         namespace = request.query.get("namespace", "")
         headers = {**self._freshness(), "vary": "accept-encoding"}
         with self._questions.hold(request.caller, is_operator=_is_clusterwide(request)):
-            body = await self._fleet.snapshot(namespace, compressed=small)
+            if "at" in request.query:
+                at_s = time_of(request.query["at"], now_s=self._clock.now_s())
+                body = await self._fleet.at(at_s, namespace, compressed=small)
+            else:
+                body = await self._fleet.snapshot(namespace, compressed=small)
         if small:
             headers["content-encoding"] = "gzip"
         return Response(body=body, headers=headers)

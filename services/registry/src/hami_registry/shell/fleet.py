@@ -27,6 +27,7 @@ from hami_common.events import codec
 from hami_common.events.usage import UsageRecord
 from hami_common.ports import Clock
 from hami_common.runtime.natsio import Bus, Delivery, pull_events
+from hami_common.runtime.natsio.history import History
 from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core import fleet as packing
@@ -34,6 +35,7 @@ from hami_registry.core.capacity import CAUSES, Capacity, Measured, Share, measu
 from hami_registry.core.fleet import EXCLUSIVE, Block, Fleet, Position
 from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
+from hami_registry.shell.pastfleet import fleet_at
 
 FLUSH_S: Final = 0.5
 """Interval at which changes are sent."""
@@ -123,6 +125,7 @@ class FleetFeed:
         self,
         *,
         projection: Projection,
+        history: History,
         foreign_margin_mib: int,
         clock: Clock,
         metrics: Metrics,
@@ -130,6 +133,8 @@ class FleetFeed:
         queue_size: int,
     ) -> None:
         """``places`` bounds the viewers, each of which has a queue of ``queue_size`` events."""
+        self._projection = projection
+        self._history = history
         self._fleet = Fleet(projection, foreign_margin_mib=foreign_margin_mib)
         self._fleet.complete("usage")
         self._clock = clock
@@ -321,6 +326,16 @@ class FleetFeed:
                 while len(self._snapshots) > SNAPSHOTS_KEPT:
                     self._snapshots.popitem(last=False)
             return known.compressed if compressed else known.plain
+
+    async def at(self, at_s: float, namespace: str, *, compressed: bool) -> bytes:
+        """Return the fleet at a past time, as ``snapshot``."""
+        return await fleet_at(
+            self._history,
+            self._projection,
+            at_s=at_s,
+            namespace=namespace,
+            compressed=compressed,
+        )
 
     async def _present(self) -> tuple[Position, list[Block]]:
         """Return all blocks and their position."""
