@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { holdersOf } from "../src/views/timemachine/holders.ts";
 import { changeOf, nameOf, seriesOf } from "../src/views/timemachine/results.ts";
 import { entriesOf, LineError, podsOf } from "../src/views/whatif/manifest.ts";
 
@@ -62,5 +63,69 @@ test("differences are rounded to a tenth, and lines keep the order of results", 
       (one) => one.waiting,
     ),
     [],
+  );
+});
+
+test("shares name pod, node and device, also behind nodes without any", () => {
+  const column = (values: number[]) => values;
+  const device = column([0, 0, 0, 0]);
+  const document = {
+    id: "",
+    time_s: 0,
+    namespace: "",
+    words: ["", "T4", "A100", "team", "running", "bound"],
+    nodes: {
+      name: ["a", "b", "c"],
+      problem: [0, 0, 0],
+      devices: [1, 2, 1],
+      allocations: [0, 2, 1],
+    },
+    devices: {
+      vendor: device,
+      index: [7, 0, 1, 3],
+      model: [1, 1, 2, 2],
+      mode: device,
+      memory_mib: device,
+      capacity_mib: device,
+      used_mib: device,
+      capacity_core_pct: device,
+      used_core_pct: device,
+      slots: device,
+      used_slots: device,
+      flags: device,
+      reason: device,
+      partitions: device,
+      foreign_mib: device,
+      offer_mib: device,
+      offer_core_pct: device,
+      stranded_by: device,
+    },
+    allocations: {
+      namespace: [3, 3, 3],
+      pod: ["p", "q", "r"],
+      state: [4, 5, 4],
+      queue: device,
+      priority_class: device,
+      held_for: device,
+      origin: device,
+      reserved_s: device,
+      shares: [2, 0, 1],
+    },
+    shares: {
+      device: [0, 1, -1],
+      memory_mib: [10, 20, 30],
+      core_pct: [1, 2, 3],
+      slots: [1, 1, 1],
+      flags: [0, 0, 0],
+    },
+    silent: [],
+  };
+  assert.deepEqual(
+    holdersOf(document).map((one) => [one.node, one.pod, one.state, one.device, one.memoryMib]),
+    [
+      ["b", "p", "running", { index: 0, model: "T4" }, 10],
+      ["b", "p", "running", { index: 1, model: "A100" }, 20],
+      ["c", "r", "running", undefined, 30],
+    ],
   );
 });

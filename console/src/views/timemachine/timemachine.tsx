@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pods that arrived in a period, placed again under two policies, beside the record.
 
-import type { Scheduler } from "../../../generated/api.ts";
+import { useState } from "preact/hooks";
+import type { Registry, Scheduler } from "../../../generated/api.ts";
 import { useAsk } from "../../api/ask.ts";
+import { useGet } from "../../api/use.ts";
 import { formatNumber, formatPercent, formatTime } from "../../format.ts";
 import { t, tValue } from "../../i18n.ts";
-import { language } from "../../preferences.ts";
+import { language, namespace } from "../../preferences.ts";
 import {
+  Answered,
   Card,
   Chart,
   type Column,
@@ -17,11 +20,13 @@ import {
   Figure,
   Figures,
   Loading,
+  Memory,
   Page,
   Percent,
   Status,
   Table,
 } from "../../ui/index.ts";
+import { type Holder, holdersOf } from "./holders.ts";
 import { changeOf, nameOf, seriesOf } from "./results.ts";
 import "../whatif/whatif.css";
 
@@ -67,8 +72,109 @@ export function TimeMachineView() {
       {comparison.isLoading ? <Loading /> : null}
       {comparison.error ? <ErrorBox error={comparison.error} onRetry={comparison.reload} /> : null}
       {comparison.data ? <Comparison answer={comparison.data} /> : null}
+      <FleetThen />
     </Page>
   );
+}
+
+function FleetThen() {
+  const [at, setAt] = useState("");
+  const answer = useGet("/v1/fleet", {
+    query: { at, namespace: namespace.value },
+    isEnabled: at !== "",
+  });
+  return (
+    <Card title={t("timemachine.then.title")}>
+      <div class="question">
+        <p class="muted">{t("timemachine.then.intro")}</p>
+        <form
+          class="inline-form"
+          onSubmit={(event) => {
+            event.preventDefault();
+            const local = String(new FormData(event.currentTarget).get("at"));
+            setAt(new Date(local).toISOString());
+          }}
+        >
+          <label>
+            {t("timemachine.then.time")}
+            <input name="at" type="datetime-local" step="1" required />
+          </label>
+          <button type="submit" class="button primary">
+            {t("timemachine.then.show")}
+          </button>
+        </form>
+        {at ? (
+          <Answered answer={answer}>{(document) => <Holders document={document} />}</Answered>
+        ) : null}
+      </div>
+    </Card>
+  );
+}
+
+function Holders({ document }: { document: Registry.FleetDocument }) {
+  const holders = holdersOf(document);
+  const { devices } = document;
+  const sum = (column: readonly number[]) => column.reduce((total, one) => total + one, 0);
+  return (
+    <div aria-live="polite">
+      <Figures>
+        <Figure
+          label={t("timemachine.then.at")}
+          value={formatTime(1000 * document.time_s, language.value)}
+        />
+        <Figure
+          label={t("timemachine.used")}
+          value={<Count value={devices.used_slots.filter((slots) => slots > 0).length} />}
+          note={t("timemachine.then.of", { count: devices.used_slots.length })}
+        />
+        <Figure
+          label={t("timemachine.then.booked")}
+          value={<Memory mib={sum(devices.used_mib)} />}
+        />
+      </Figures>
+      {holders.length ? (
+        <Table
+          label={t("timemachine.then.holders")}
+          rows={holders}
+          columns={holderColumns()}
+          rowKey={(one) => `${one.node} ${one.namespace}/${one.pod} ${one.position}`}
+        />
+      ) : (
+        <Empty>{t("timemachine.then.nobody")}</Empty>
+      )}
+    </div>
+  );
+}
+
+function holderColumns(): Column<Holder>[] {
+  return [
+    {
+      key: "pod",
+      title: t("timemachine.then.pod"),
+      value: (one) => `${one.namespace}/${one.pod}`,
+    },
+    { key: "state", title: t("timemachine.then.state"), value: (one) => one.state },
+    { key: "node", title: t("timemachine.then.node"), value: (one) => one.node },
+    {
+      key: "device",
+      title: t("timemachine.then.device"),
+      value: (one) => (one.device ? `${one.device.index} (${one.device.model})` : "–"),
+    },
+    {
+      key: "memory",
+      title: t("timemachine.then.memory"),
+      align: "right",
+      value: (one) => one.memoryMib,
+      cell: (one) => <Memory mib={one.memoryMib} />,
+    },
+    {
+      key: "core",
+      title: t("timemachine.then.core"),
+      align: "right",
+      value: (one) => one.corePct,
+      cell: (one) => <Percent pct={one.corePct} />,
+    },
+  ];
 }
 
 function choiceOf(form: FormData, name: string): Scheduler.PolicyChoice {
