@@ -5,7 +5,8 @@ In base: the webhook's configuration, the admission policies, and the list of ma
 kube-scheduler's configuration, all for the default names of the vendors' catalog. In the component
 bind-admission: the webhook for Bindings, and the exception of the policy. In the component volcano:
 the first three with the names of that dialect. In the component dra: the webhooks for namespaces
-with an allocation mode, and kube-scheduler's configuration without managed resources. In the
+with an allocation mode, and kube-scheduler's configuration without managed resources and with a
+profile that leaves claims of pods to us. In the
 component volcano-extender: the managed resources in the configuration of Volcano's scheduler. For
 other names, render your own: ``python -m hami_webhook --render-configuration``.
 
@@ -28,6 +29,7 @@ from hami_common.admission.configuration import (
     mutating_webhook_configuration,
 )
 from hami_common.admission.policies import admission_policies, binders_exception
+from hami_common.dra.podclaims import claims_profile
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 
@@ -46,6 +48,15 @@ EXTENDED = re.compile(r"(?m)^          extender.managedResources:\n(?:          
 MANAGED = re.compile(r"(?m)^    managedResources:\n(?:      - .*\n)+")
 MANAGED_AND_WHY = re.compile(r"(?m)(?:^    #.*\n)+" + MANAGED.pattern.removeprefix("(?m)"))
 PROFILE = "  - schedulerName: hami-scheduler\n"
+CLAIMS_PROFILE = f"""\
+  # Pods whose only claim is for their resource limits: our scheduler writes it (ADR 0043).
+  - schedulerName: {claims_profile("hami-scheduler")}
+    pluginConfig: *plugin-config
+    plugins:
+      multiPoint:
+        disabled:
+          - name: DynamicResources
+"""
 
 
 def main() -> int:
@@ -105,13 +116,15 @@ def _managing(text: str, catalog: Catalog) -> str:
 def _ignoring(text: str, catalog: Catalog) -> str:
     """Return kube-scheduler's configuration that passes every pod of the profile to the extender.
 
-    A pod with claims alone has no resource by which kube-scheduler could select it.
+    A pod with claims alone has no resource by which kube-scheduler could select it. A second
+    profile leaves claims of pods to our scheduler.
     """
     ignored = "".join(f"            - {name}\n" for name in sorted(catalog.resource_names()))
     profile = (
-        f"{PROFILE}    pluginConfig:\n      - name: NodeResourcesFit\n        args:\n"
+        f"{PROFILE}    pluginConfig: &plugin-config\n"
+        "      - name: NodeResourcesFit\n        args:\n"
         "          # All resources of the enabled vendors; the scheduler counts their amounts.\n"
-        f"          ignoredResources:\n{ignored}"
+        f"          ignoredResources:\n{ignored}{CLAIMS_PROFILE}"
     )
     why = "    # No managedResources: pods that get their devices by claims name no resource.\n"
     return MANAGED_AND_WHY.sub(why, text).replace(PROFILE, profile)

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hami_common.dra.names import DRIVER, device_name, pool_name
-from hami_common.dra.podclaims import POD_CLAIM, encode_resources, requests_of, uses_of
+from hami_common.dra.podclaims import (
+    POD_CLAIM,
+    claims_profile,
+    encode_resources,
+    requests_of,
+    uses_of,
+)
 from hami_common.events.codec import decode
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations, limits
@@ -83,10 +89,10 @@ def _request(pod: Obj) -> PodRequest | None:
     return Catalog.from_settings().parse_pod(view)
 
 
-def by_claim(pod: Obj, name: str = "") -> Obj:
+def by_claim(pod: Obj, name: str = "", *, at_bind: bool = False) -> Obj:
     """Return the document of an admitted pod as the webhook leaves it in allocation mode ``dra``.
 
-    ``name``: of the claim.
+    ``name``: of the claim. ``at_bind``: the pod is in the profile that leaves claims to HAMi.
     """
     request = Catalog.from_settings().parse_pod(
         decode(json.dumps(pod).encode(), PodView, what="pod")
@@ -113,6 +119,8 @@ def by_claim(pod: Obj, name: str = "") -> Obj:
     )
     entry = {"name": POD_CLAIM, "resourceClaimName": name or f"hami-{pod['metadata']['name']}"}
     pod["spec"]["resourceClaims"] = [entry]
+    if at_bind:
+        pod["spec"]["schedulerName"] = claims_profile("hami-scheduler")
     return pod
 
 

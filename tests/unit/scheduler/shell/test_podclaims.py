@@ -40,9 +40,9 @@ async def running_world(
         yield world, running
 
 
-async def add(world: World, name: str = "p", **more: Any) -> Obj:
+async def add(world: World, name: str = "p", *, at_bind: bool = False, **more: Any) -> Obj:
     """A pod in allocation mode ``dra``."""
-    pod = world.add_pod(by_claim(builders.pod(name, **more)))
+    pod = world.add_pod(by_claim(builders.pod(name, **more), at_bind=at_bind))
     await quiet()
     return pod
 
@@ -160,14 +160,140 @@ async def test_deleted_claim_of_a_waiting_pod_is_created_again() -> None:
         assert writes(running) == {"create": 2}
 
 
-async def test_bind_without_a_claim_is_refused_and_leaves_no_record() -> None:
-    async with running_world() as (world, running):
+async def test_bind_creates_a_claim_again_whose_deletion_the_watch_has_not_delivered() -> None:
+    async with running_world(count=1) as (world, running):
         pod = await add(world)
         world.kube.is_blind = True
         world.kube.remove(claims.path("hami-p"))
-        assert "does not exist; it is created again" in await running.bind(pod, "n1")
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+
+
+@pytest.mark.parametrize("at_bind", [False, True])
+async def test_claim_that_is_being_deleted_refuses_the_bind_and_leaves_no_record(
+    *, at_bind: bool
+) -> None:
+    async with running_world() as (world, running):
+        pod = await add(world, at_bind=at_bind)
+        if at_bind:
+            assert await running.bind(pod, "no-such-node")
+        world.kube.put(claims.path("hami-p"), claims.claim("hami-p", **owned("p")))
+        world.kube.change(
+            claims.path("hami-p"), metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        )
+        await quiet()
+        assert "is being deleted; it is created again" in await running.bind(pod, "n1")
         assert not world.live()
-        assert running.value("hami_scheduler_binds_total", outcome="claim-missing") == 1
+        assert running.value("hami_scheduler_binds_total", outcome="claim-deleted") == 1
+
+
+def owned(pod: str) -> Obj:
+    """Metadata of a claim that the pod controls."""
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": f"uid-{pod}"}
+    return {
+        "labels": {keys.MANAGED_LABEL: "true"},
+        "ownerReferences": [{**owner, "controller": True}],
+    }
+
+
+async def test_claim_at_the_bind_is_created_and_allocated_before_the_binding() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world, at_bind=True)
+        await world.advance(60, "n1")
+        assert claims.path("hami-p") not in world.kube.objects
+        running.seen.calls.clear()
+        assert await running.bind(pod, "n1") == ""
+        done = [call for call in running.seen.calls if "hami_" not in call]
+        assert done == ["post resourceclaims", "patch hami-p", "post binding"]
+        made = claim(world)
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert made["metadata"]["finalizers"] == [FINALIZER]
+        assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-p"
+        assert made["status"]["reservedFor"] == [claims.consumer("p")]
+        (record,) = world.live()
+        assert (record.pod_uid, record.claim) == ("uid-p", "hami-p")
+        running.seen.calls.clear()
+        await world.advance(60, "n1")
+        assert claim(world) == made
+        assert not [call for call in running.seen.calls if "hami-p" in call or "pod" in call]
+        assert writes(running) == {"create": 1, "allocate": 1}
+        assert running.value("hami_scheduler_claims_total", outcome="written") == 1
+
+
+@pytest.mark.parametrize("point", ["post resourceclaims", "patch hami-p", "post binding"])
+async def test_bind_that_was_killed_is_finished_by_another_replica(point: str) -> None:
+    """Before or after any write of the claim; the second bind repeats none that was done."""
+    async with running_world(count=1) as (world, running):
+        pod = await add(world, at_bind=True)
+        number = len(running.seen.calls)
+        for ahead in range(10):
+            running.seen.before[number + ahead] = _hanging(running, number + ahead, point)
+        async with anyio.create_task_group() as group:
+            group.start_soon(running.bind, pod, "n1")
+            await quiet()
+            assert [one.pod for one in world.live()] == ["p"]
+            group.cancel_scope.cancel()
+        async with world.scheduler("s2", dra=DRA) as second:
+            assert await second.bind(pod, "n1") == ""
+            assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+            assert claim(world)["status"]["reservedFor"] == [claims.consumer("p")]
+            done = {"post resourceclaims": 0, "patch hami-p": 1, "post binding": 2}[point]
+            assert sum(writes(second).values()) == 2 - done
+            await world.advance(60, "n1")
+            (record,) = world.live()
+            assert record.pod == "p"
+
+
+async def test_bind_that_was_killed_after_the_allocation_leaves_none_after_the_lease() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world, at_bind=True)
+        number = len(running.seen.calls)
+        for ahead in range(10):
+            running.seen.before[number + ahead] = _hanging(running, number + ahead)
+        async with anyio.create_task_group() as group:
+            group.start_soon(running.bind, pod, "n1")
+            await quiet()
+            group.cancel_scope.cancel()
+        running.seen.before.clear()
+        assert given(world)
+        await world.advance(60, "n1")
+        assert not world.live()
+        assert not given(world)
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert writes(running) == {"create": 1, "clear": 1, "allocate": 2}
+
+
+async def test_refused_bind_of_a_claim_that_does_not_exist_asks_nothing_about_it() -> None:
+    async with running_world(count=1) as (world, running):
+        big = world.add_pod(builders.pod("big", mem_mib=15_500))
+        assert await running.bind(big, "n1") == ""
+        pod = await add(world, at_bind=True)
+        running.seen.calls.clear()
+        assert "CardInsufficientMemory" in await running.bind(pod, "n1")
+        assert not [call for call in running.seen.calls if "hami_" not in call]
+
+
+async def test_claim_at_the_bind_by_the_name_of_another_owner_refuses_the_bind() -> None:
+    async with running_world() as (world, running):
+        world.kube.put(claims.path("hami-p"), claims.claim("hami-p"))
+        before = claim(world)
+        pod = await add(world, at_bind=True)
+        assert "not controlled by the pod" in await running.bind(pod, "n1")
+        assert claim(world) == before
+        assert not world.live()
+        assert running.value("hami_scheduler_binds_total", outcome="claim-foreign") == 1
+
+
+async def test_lost_claim_of_a_bound_pod_is_created_again_after_a_lease() -> None:
+    async with running_world(count=1) as (world, running):
+        pod = await add(world, at_bind=True)
+        assert await running.bind(pod, "n1") == ""
+        world.kube.remove(claims.path("hami-p"))
+        await world.advance(7, "n1")
+        assert claims.path("hami-p") not in world.kube.objects
+        await world.advance(60, "n1")
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
 
 
 async def test_same_choice_needs_no_write() -> None:
@@ -369,9 +495,9 @@ async def test_expired_reservation_takes_the_allocation_back() -> None:
         assert running.value("hami_scheduler_releases_total", cause="lease-expired") == 1
 
 
-def _hanging(running: Running, number: int) -> Any:
+def _hanging(running: Running, number: int, point: str = "post binding") -> Any:
     async def hang() -> None:
-        if running.seen.calls[number] == "post binding":
+        if running.seen.calls[number] == point:
             await anyio.sleep_forever()
 
     return hang

@@ -183,7 +183,8 @@ class SeenKube:
         return self._inner.metadata_pages(path, label_selector=label_selector, page_size=page_size)
 
     async def create(self, path: str, body: bytes) -> bytes:
-        raw: bytes = await self._seen.around("post binding", lambda: self._inner.create(path, body))
+        kind = path.rsplit("/", 1)[1]
+        raw: bytes = await self._seen.around(f"post {kind}", lambda: self._inner.create(path, body))
         return raw
 
     async def patch(

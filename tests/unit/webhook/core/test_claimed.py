@@ -10,11 +10,14 @@ import pytest
 from jsonpatch import apply_patch
 
 from hami_common.dra.podclaims import claim_name, claim_of, is_claimed, restored
+from hami_common.errors import SettingsInvalid
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
+from hami_common.runtime.settings import load
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, mutate
 from hami_webhook.core.validate import validate_create
+from hami_webhook.settings import Settings
 
 CATALOG = Catalog.from_settings()
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -79,7 +82,7 @@ def asking_in_dra(**spec: Any) -> Pod:
 def test_limits_become_uses_of_a_claim() -> None:
     after = admitted(asking_in_dra())
     assert after["spec"] == {
-        "schedulerName": "hami-scheduler",
+        "schedulerName": "hami-scheduler-claims",
         "containers": [
             {
                 "name": "main",
@@ -93,6 +96,51 @@ def test_limits_become_uses_of_a_claim() -> None:
     assert after["metadata"]["labels"] == {keys.MANAGED_LABEL: "true"}
     assert after["metadata"]["annotations"][keys.TRACEPARENT] == TRACEPARENT
     assert claim_of(view(after)) == CLAIM
+
+
+NIC = {"name": "nic", "resourceClaimTemplateName": "nic"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "scheduler"),
+    [
+        ({**GPU, "cpu": "1", "hugepages-2Mi": "2Mi"}, {}, "hami-scheduler-claims"),
+        (GPU, {"schedulerName": "hami-scheduler"}, "hami-scheduler-claims"),
+        (GPU, {"schedulerName": "hami-scheduler-claims"}, "hami-scheduler-claims"),
+        (GPU, {"resourceClaims": [NIC]}, "hami-scheduler"),
+        (
+            GPU,
+            {"resourceClaims": [NIC], "schedulerName": "hami-scheduler-claims"},
+            "hami-scheduler",
+        ),
+        ({**GPU, "example.com/nic": "1"}, {}, "hami-scheduler"),
+        (GPU, {"schedulerName": "volcano"}, "volcano"),
+    ],
+)
+def test_pod_goes_to_the_profile_that_leaves_its_only_claim_to_hami(
+    limits: dict[str, str], spec: Pod, scheduler: str
+) -> None:
+    policy = AdmissionPolicy(dra_enabled=True, other_schedulers=("volcano",))
+    once = admitted(pod(container(limits=limits), annotations=DRA, **spec), policy)
+    assert once["spec"]["schedulerName"] == scheduler
+    assert admitted(once, policy)["spec"]["schedulerName"] == scheduler
+
+
+def test_pod_of_device_plugin_mode_leaves_the_profile_of_claims() -> None:
+    live = admitted(asking_in_dra())
+    del live["metadata"]["annotations"][keys.ALLOCATION_MODE]
+    assert admitted(live)["spec"]["schedulerName"] == "hami-scheduler"
+
+
+def test_profile_of_claims_follows_the_name_of_the_scheduler() -> None:
+    policy = AdmissionPolicy(dra_enabled=True, scheduler_name="accelerators")
+    assert admitted(asking_in_dra(), policy)["spec"]["schedulerName"] == "accelerators-claims"
+
+
+@pytest.mark.parametrize("key", ["scheduler_name=x-claims", "other_schedulers=y,x-claims"])
+def test_scheduler_named_like_a_profile_of_claims_is_refused(key: str) -> None:
+    with pytest.raises(SettingsInvalid, match=r"x-claims.*give the scheduler another name"):
+        load(Settings, service="webhook", argv=["--set", f"policy.{key}"], environ={})
 
 
 def test_request_of_the_pod_is_that_of_device_plugin_mode() -> None:

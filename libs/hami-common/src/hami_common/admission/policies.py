@@ -38,7 +38,7 @@ from hami_common.admission.configuration import (
     text,
     words,
 )
-from hami_common.dra.podclaims import POD_CLAIM
+from hami_common.dra.podclaims import POD_CLAIM, claims_profile
 from hami_common.pods import annotations as keys
 from hami_common.pods import limits
 from hami_common.pods import mounts as paths
@@ -105,7 +105,8 @@ def _is_ours(catalog: Catalog, scheduler_name: str) -> str:
 
 
 def _goes_to(scheduler_name: str) -> str:
-    return f"(has(object.spec.schedulerName) && object.spec.schedulerName == '{scheduler_name}')"
+    own = words((scheduler_name, claims_profile(scheduler_name)))
+    return f"(has(object.spec.schedulerName) && object.spec.schedulerName in {own})"
 
 
 def binders_exception(binders: str) -> Document:

@@ -7,6 +7,9 @@ by the pod; the node agent gives each container its share by the claim. All thre
 and their names here. For placement, quotas and the ledger the pod asks for what it always did:
 ``restored`` returns the view of the pod that has its resources.
 
+A pod without other claims goes to a profile of kube-scheduler that leaves claims alone, and the
+scheduler creates its claim at the bind (ADR 43), see ``claims_profile``.
+
 A claim is charged for the whole life of its pod. So an init container that asks for no more than an
 application container or sidecar uses the request of that container, see ``as_claimed``.
 """
@@ -38,6 +41,9 @@ AllocationMode = Literal["device-plugin", "dra"]
 """Way in which a pod gets the devices of its resource limits."""
 POD_CLAIM: Final = "hami"
 """Name by which the pod's spec calls the claim."""
+PROFILE_SUFFIX: Final = "-claims"
+"""End of the name of every profile whose pods get their claim at the bind, see ``claims_profile``.
+"""
 RESULTS_MOST: Final = 32
 """Devices of one claim, and requests of one (``resource.k8s.io/v1``)."""
 _LABEL_MOST: Final = 63
@@ -89,6 +95,23 @@ def claim_of(pod: PodView) -> str:
         return ""
     own = [one for one in pod.spec.resource_claims or () if one.name == POD_CLAIM]
     return next((one.resource_claim_name or "" for one in own), "")
+
+
+def claims_profile(scheduler_name: str) -> str:
+    """Return the profile of kube-scheduler, beside ours, that leaves the claims of pods to HAMi.
+
+    Its plugin DynamicResources is disabled: kube-scheduler neither waits for claims nor allocates
+    devices to them.
+    """
+    return f"{scheduler_name}{PROFILE_SUFFIX}"
+
+
+def is_claimed_at_bind(pod: PodView) -> bool:
+    """Return whether the scheduler creates the pod's claim when it binds the pod.
+
+    For any other pod with a claim of ours, a scheduler waits until the claim exists.
+    """
+    return is_claimed(pod) and pod.spec.scheduler_name.endswith(PROFILE_SUFFIX)
 
 
 def owner_pod(metadata: MetadataView) -> str:

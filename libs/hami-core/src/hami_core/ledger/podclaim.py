@@ -96,6 +96,17 @@ class StoredClaim(Struct, frozen=True, kw_only=True):
             config=(allocation or _Allocation()).devices.config,
         )
 
+    def is_older_than(self, other: "StoredClaim") -> bool:
+        """Return whether this is an earlier version of the same claim.
+
+        Resource versions are decimal numbers that grow (Kubernetes 1.35, KEP-5504).
+        """
+        versions = [one.claim.metadata.resource_version for one in (self, other)]
+        if self.claim.uid != other.claim.uid or not all(map(str.isdecimal, versions)):
+            return False
+        own, others = map(int, versions)
+        return own < others
+
     def is_in_use(self) -> bool:
         """Return whether the claim has an allocation or consumers."""
         return self.is_allocated or bool(self.claim.consumers())
@@ -107,12 +118,15 @@ class StoredClaim(Struct, frozen=True, kw_only=True):
 def claim_document(pod: PodFacts, devices: Iterable[Device]) -> bytes:
     """Return the claim of a waiting pod, which the pod controls.
 
-    ``devices``: those of the cluster. Of a share in percent the claim asks for the least amount on
-    any of them, because amounts differ by type and the allocation gets the exact one.
+    One that is created at the bind has the finalizer of an allocated claim from the beginning,
+    because the allocation follows at once. ``devices``: those of the cluster. Of a share in percent
+    the claim asks for the least amount on any of them, because amounts differ by type and the
+    allocation gets the exact one.
     """
     request = pod.request
     selectors = {} if request is None else request.selectors
     usable = [one for one in devices if is_published(one)]
+    protection = {"finalizers": [FINALIZER]} if pod.claim_at_bind else {}
     return _encoder.encode(
         {
             "apiVersion": f"{GROUP}/{VERSION}",
@@ -122,6 +136,7 @@ def claim_document(pod: PodFacts, devices: Iterable[Device]) -> bytes:
                 "namespace": pod.namespace,
                 "labels": {keys.MANAGED_LABEL: "true"},
                 "annotations": {_OF_POD: POD_CLAIM},
+                **protection,
                 "ownerReferences": [
                     {
                         "apiVersion": "v1",

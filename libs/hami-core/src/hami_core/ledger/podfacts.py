@@ -21,6 +21,7 @@ from hami_common.dra.podclaims import (
     as_claimed,
     claim_of,
     is_claimed,
+    is_claimed_at_bind,
     requests_of,
     restored,
 )
@@ -102,6 +103,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """ResourceClaim through which the pod gets its devices, see ``claim_of``."""
     claim_requests: tuple[ShareRequest, ...] = ()
     """Requests of that claim."""
+    claim_at_bind: bool = False
+    """The claim is created when the pod is bound, see ``is_claimed_at_bind``."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
     created_s: float = 0.0
@@ -319,6 +322,7 @@ class PodReader:
             hold=hold_of(pod),
             claim=claim_of(pod),
             claim_requests=claim_requests,
+            claim_at_bind=is_claimed_at_bind(pod),
             queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
             created_s=_unix_s(metadata.creation_timestamp),
         )

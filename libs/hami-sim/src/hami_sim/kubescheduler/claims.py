@@ -8,7 +8,7 @@ the chosen node, PreBind stores it in the claims, and a failed bind takes the po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
@@ -27,9 +27,15 @@ RESOURCES: Final = (CLAIMS, SLICES, CLASSES)
 class Claims:
     """Claims, slices and classes of the cluster, and allocations that are not stored yet."""
 
-    def __init__(self, client: Objects, *, moved: Callable[[], None]) -> None:
-        """``moved`` is called after changes that may let a pod fit."""
+    def __init__(
+        self, client: Objects, *, moved: Callable[[], None], ignored_by: Collection[str]
+    ) -> None:
+        """``moved`` is called after changes that may let a pod fit.
+
+        ``ignored_by``: profiles in which the plugin is disabled.
+        """
         self._client = client
+        self._ignored_by = ignored_by
         self._moved = moved
         self._clock = SystemClock()
         self._objects: dict[str, dict[tuple[str, str], Obj]] = {key: {} for key in RESOURCES}
@@ -59,6 +65,10 @@ class Claims:
     def are_there(self, pod: Obj) -> bool:
         """Return whether all claims of the pod exist (PreEnqueue)."""
         return all(claim is not None for claim in self._of(pod))
+
+    def has_any(self, pod: Obj) -> bool:
+        """Return whether the plugin has claims of the pod to allocate or to reserve."""
+        return any(True for _ in self._of(pod))
 
     def begin(self, pod: Obj) -> str:
         """Forget choices of an earlier cycle; returns why no node can serve the pod, or nothing."""
@@ -183,7 +193,12 @@ class Claims:
     # -- reading
 
     def _of(self, pod: Obj) -> Iterator[Obj | None]:
-        """Yield the claims of the pod; None for one that does not exist yet."""
+        """Yield the claims of the pod; None for one that does not exist yet.
+
+        Of a pod in a profile without the plugin, none.
+        """
+        if pod["spec"].get("schedulerName") in self._ignored_by:
+            return
         statuses = {
             item["name"]: item.get("resourceClaimName")
             for item in (pod.get("status") or {}).get("resourceClaimStatuses") or ()

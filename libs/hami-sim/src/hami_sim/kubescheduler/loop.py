@@ -71,7 +71,9 @@ class SimScheduler:
             max_s=self.settings.max_backoff_s,
             flush_s=self.settings.unschedulable_flush_s,
         )
-        self._claims = claims.Claims(self._client, moved=self._claims_moved)
+        self._claims = claims.Claims(
+            self._client, moved=self._claims_moved, ignored_by=self.settings.without_claims
+        )
         self._gated: dict[str, Obj] = {}
         """Pods whose claims do not all exist, by uid."""
         self._nodes: dict[str, fit.NodeState] = {}
@@ -322,7 +324,7 @@ class SimScheduler:
         pod = waiting.pod
         metadata = pod["metadata"]
         try:
-            if pod["spec"].get("resourceClaims"):
+            if self._claims.has_any(pod):
                 await self._nominate(pod, node)
                 await self._claims.store(pod, node)
             binder = next((x for x in self._extenders if x.binds and x.wants(pod)), None)

@@ -12,10 +12,13 @@ from typing import Final, Self
 
 import msgspec
 
+from hami_common.dra.podclaims import claims_profile
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.errors import Obj
 
 HAMI_PROFILE: Final = "hami-scheduler"
+CLAIMS_PROFILE: Final = claims_profile(HAMI_PROFILE)
+CLAIMS_PLUGIN: Final = "DynamicResources"
 DEFAULT_PROFILE: Final = "default-scheduler"
 OUR_RESOURCES: Final = tuple(sorted(Catalog.from_settings().resource_names()))
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|s|m|h)")
@@ -50,6 +53,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     profiles: tuple[str, ...] = (HAMI_PROFILE, DEFAULT_PROFILE)
     """Pods whose schedulerName is not listed are left alone."""
+    without_claims: frozenset[str] = frozenset()
+    """Profiles in which the plugin DynamicResources is disabled at all its extension points."""
     extenders: tuple[ExtenderSettings, ...] = ()
     """Extenders belong to the process; pods reach them by what they request, not by profile."""
     ignored: tuple[str, ...] = ()
@@ -75,8 +80,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """Build the usual set-up: one extender that manages the named resources alone.
 
-        ``dra``: as in the component of that name, every pod meets the extender, and kube-scheduler
-        ignores the resources by NodeResourcesFit.
+        ``dra``: as in the component of that name, every pod meets the extender, kube-scheduler
+        ignores the resources by NodeResourcesFit, and a further profile ignores claims.
         """
         managed = () if dra else resources
         extender = ExtenderSettings(
@@ -86,7 +91,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             ),
             timeout_s=timeout_s,
         )
+        profiles = (HAMI_PROFILE, DEFAULT_PROFILE)
         return cls(
+            profiles=(*profiles, CLAIMS_PROFILE) if dra else profiles,
+            without_claims=frozenset({CLAIMS_PROFILE} if dra else ()),
             extenders=(extender,),
             ignored=resources if dra else (),
             initial_backoff_s=initial_backoff_s,
@@ -140,6 +148,11 @@ def _ignored(profile: Obj) -> tuple[str, ...]:
     )
 
 
+def _disables_claims(profile: Obj) -> bool:
+    points = (profile.get("plugins") or {}).get("multiPoint") or {}
+    return any(one["name"] in (CLAIMS_PLUGIN, "*") for one in points.get("disabled") or ())
+
+
 def load(path: Path) -> SchedulerSettings:
     """Read a KubeSchedulerConfiguration; fields that this simulation does not know are skipped."""
     raw = msgspec.yaml.decode(path.read_bytes())
@@ -149,6 +162,9 @@ def load(path: Path) -> SchedulerSettings:
     profiles = raw.get("profiles") or [{}]
     return SchedulerSettings(
         profiles=tuple(one.get("schedulerName", DEFAULT_PROFILE) for one in profiles),
+        without_claims=frozenset(
+            one.get("schedulerName", DEFAULT_PROFILE) for one in profiles if _disables_claims(one)
+        ),
         ignored=tuple(name for one in profiles for name in _ignored(one)),
         extenders=tuple(_extender(item) for item in raw.get("extenders") or ()),
         initial_backoff_s=float(raw.get("podInitialBackoffSeconds", 1)),

@@ -191,11 +191,16 @@ class Binder:
             raise Refused(outcome="invalid", text=pod.problem)
         if pod.request is None:
             return await self._commit_plain(pod, args.node)
+        may_be_allocated = bool(pod.claim) and not pod.claim_at_bind
         try:
             reserved = await self._reserve_within_quota(pod, args.node, traceparent)
-            bound = reserved if isinstance(reserved, Bound) else await self._commit(reserved)
+            if isinstance(reserved, Bound):
+                bound = reserved
+            else:
+                may_be_allocated = bool(pod.claim)
+                bound = await self._commit(reserved)
         except HamiError:
-            if pod.claim:
+            if may_be_allocated:
                 await self._clear_claim(pod)
             raise
         if bound.holding is not None:
@@ -203,7 +208,9 @@ class Binder:
         return bound
 
     async def _clear_claim(self, pod: PodFacts) -> None:
-        """Clear what kube-scheduler allocated for a refused bind: it pins the pod to the node.
+        """Clear what is allocated for a refused bind: it would keep others from the devices.
+
+        It also pins the pod to the node where kube-scheduler allocates claims.
 
         Left to the follower of the claims when the API server or the bus cannot answer.
         """
@@ -593,11 +600,11 @@ class Binder:
         record = attempt.holding.record
         if record.claim:
             try:
-                await self._effects.claims.settle(record)
+                await self._effects.claims.settle(record, attempt.pod)
             except Unsettled as error:
                 return await self._give_up(attempt, outcome=error.outcome, text=str(error))
-            except (Denied, Unavailable) as error:
-                cause = "denied" if isinstance(error, Denied) else "unavailable"
+            except (Denied, NotFound, Unavailable) as error:
+                cause = "unavailable" if isinstance(error, Unavailable) else "denied"
                 return await self._give_up(attempt, outcome=cause, text=str(error))
         for _ in range(self._settings.binding_tries):
             holding = attempt.holding

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates the ResourceClaims of pods, and reconciles them with the ledger (ADR 0039).
+"""Reconciles the ResourceClaims of pods with the ledger, on one elected replica (ADR 0039).
 
-One elected replica creates the claim of each pod that waits, as soon as the watch delivers the pod:
-kube-scheduler considers the pod only then. It also completes what a bind left unfinished: it writes
-the record's devices into the claim of a pod that is bound, by another scheduler or by a bind that
-was interrupted, and clears an allocation that pins a waiting pod without a record to a node.
-Seconds throughout.
+A pod whose claim is not created at its bind gets it as soon as the watch delivers the pod: its
+scheduler considers the pod only then. The replica also completes what a bind left unfinished: it
+writes the record's devices into the claim of a pod that is bound, by another scheduler or by a bind
+that was interrupted, and clears an allocation that a waiting pod without a record has: it would
+pin the pod to its node, or keep others from the devices. Seconds throughout.
 """
 
 import logging
@@ -16,13 +16,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from hami_common.dra.claims import ResourceClaim
-from hami_common.dra.podclaims import owner_pod
-from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.errors import Denied, HamiError, NotFound, Unavailable
 from hami_common.ports import KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.podclaim import (
-    claim_document,
+    StoredClaim,
     has_devices,
     holds,
     is_reserved_for,
@@ -78,17 +77,13 @@ class ClaimKeeper:
         self._events = EventRecorder(
             kube, component="hami-scheduler", clock=state.clock, instance=writer
         )
-        self._claims: dict[str, ResourceClaim] = {}
-        """Newest known claim by the uid of its pod."""
-        self._pods_by_claim: dict[str, str] = {}
-        """UID of the pod by the uid of its claim."""
         self._dirty: set[str] = set()
         """Pods, by uid, that changed or whose claim changed."""
         self._busy: set[str] = set()
         self._pauses: dict[str, tuple[float, float]] = {}
         """(due, pause) of the next attempt at a pod whose last one failed."""
-        self._pinned_s: dict[str, float] = {}
-        """Time since which the claim of a waiting pod has an allocation without a record."""
+        self._amiss_s: dict[str, float] = {}
+        """Time since which a claim is as only a bind in progress leaves it, see ``_is_amiss``."""
         self._reported: dict[str, str] = {}
         """Problem of a pod's request that its newest Event has."""
         self._agreed: dict[str, tuple[str, int]] = {}
@@ -102,23 +97,20 @@ class ClaimKeeper:
         if pod.claim:
             self._mark(pod.uid)
 
-    def see_claim(self, claim: ResourceClaim, pod_uid: str) -> None:
+    def see_claim(self, stored: StoredClaim, pod_uid: str) -> None:
         """Take a version of a claim that the pod with this uid controls."""
-        self._claims[pod_uid] = claim
-        self._pods_by_claim[claim.uid] = pod_uid
+        self._writer.see(stored, pod_uid)
         self._mark(pod_uid)
 
     def forget_claim(self, uid: str) -> None:
         """Forget a claim that is gone."""
-        pod_uid = self._pods_by_claim.pop(uid, "")
-        if pod_uid and self._claims[pod_uid].uid == uid:
-            del self._claims[pod_uid]
+        if pod_uid := self._writer.forget(uid):
             self._pauses.pop(pod_uid, None)
             self._mark(pod_uid)
 
     def keep_claims(self, listed: set[str]) -> None:
         """Forget all claims but these, by uid."""
-        for uid in self._pods_by_claim.keys() - listed:
+        for uid in self._writer.known_uids() - listed:
             self.forget_claim(uid)
 
     @property
@@ -128,7 +120,7 @@ class ClaimKeeper:
 
     def is_allocated(self, pod_uid: str) -> bool:
         """Return whether the claim of the pod has an allocation."""
-        claim = self._claims.get(pod_uid)
+        claim = self._writer.known(pod_uid)
         return claim is not None and bool(claim.results())
 
     def _mark(self, pod_uid: str) -> None:
@@ -155,7 +147,7 @@ class ClaimKeeper:
                 now_s = self._state.clock.monotonic_s()
                 due, self._dirty = self._dirty, set()
                 due |= {uid for uid, (due_s, _) in self._pauses.items() if due_s <= now_s}
-                due |= {uid for uid in self._pinned_s if self._is_pinned_long(uid)}
+                due |= {uid for uid in self._amiss_s if self._is_amiss_long(uid)}
                 if now_s >= all_due_s:
                     all_due_s = now_s + self._options.discovery_s
                     due |= {pod.uid for pod in self._state.pods if pod.claim}
@@ -164,7 +156,7 @@ class ClaimKeeper:
                 await until_set(self._wake, self._state.clock, at_most_s=self._tick_s)
 
     def _forget_gone(self) -> None:
-        for known in (self._pauses, self._pinned_s, self._reported, self._agreed):
+        for known in (self._pauses, self._amiss_s, self._reported, self._agreed):
             for uid in [uid for uid in known if self._state.pods.get(uid) is None]:
                 del known[uid]
 
@@ -218,23 +210,41 @@ class ClaimKeeper:
         pod = self._state.pods.get(uid)
         if pod is None or not pod.claim or pod.is_finished or (pod.is_deleting and not pod.node):
             return ""
-        claim = self._claims.get(uid)
-        if claim is None or claim.metadata.name != pod.claim:
-            if pod.problem:
-                return "report" if self._reported.get(uid) != pod.problem else ""
-            is_wanted = pod.claim_requests and not pod.is_gated and not pod.is_deleting
-            return "create" if is_wanted else ""
+        claim = self._writer.known(uid)
+        if claim is not None and claim.metadata.name != pod.claim:
+            claim = None
+        if self._is_amiss(pod, claim):
+            self._amiss_s.setdefault(uid, self._state.clock.monotonic_s())
+            if not self._is_amiss_long(uid):
+                return ""
+        else:
+            self._amiss_s.pop(uid, None)
+        if claim is None:
+            return self._step_without_claim(pod)
         if claim.metadata.deletion_timestamp is not None:
             return ""  # created again once it is gone
         if pod.node:
-            self._pinned_s.pop(uid, None)
             holding = self._committed(pod)
             return "settle" if holding is not None and self._differs(claim, holding) else ""
-        if self._is_pinned(uid, claim):
-            self._pinned_s.setdefault(uid, self._state.clock.monotonic_s())
-            return "clear" if self._is_pinned_long(uid) else ""
-        self._pinned_s.pop(uid, None)
-        return ""
+        return "clear" if self._is_pinned(uid, claim) else ""
+
+    def _step_without_claim(self, pod: PodFacts) -> Step:
+        if pod.claim_at_bind and not pod.node:
+            return ""
+        if pod.problem:
+            return "report" if self._reported.get(pod.uid) != pod.problem else ""
+        is_wanted = pod.claim_requests and not pod.is_gated and not pod.is_deleting
+        return "create" if is_wanted else ""
+
+    def _is_amiss(self, pod: PodFacts, claim: ResourceClaim | None) -> bool:
+        """Return whether the claim is as a bind leaves it for a moment, here or in the watch.
+
+        It has an allocation and the waiting pod has no record; or the pod was bound and its claim,
+        which the bind created, is not seen.
+        """
+        if pod.node:
+            return claim is None and pod.claim_at_bind
+        return claim is not None and self._is_pinned(pod.uid, claim)
 
     def _committed(self, pod: PodFacts) -> Holding | None:
         """Return the record of the pod's committed allocation, if it is by claim."""
@@ -259,13 +269,13 @@ class ClaimKeeper:
         return not (holding.containers_exist() and has_devices(claim, record))
 
     def _is_pinned(self, uid: str, claim: ResourceClaim) -> bool:
-        """Return whether an allocation without a record keeps the waiting pod on a node."""
+        """Return whether the claim of the waiting pod has an allocation without a record."""
         holdings = self._state.ledger.holdings_of_pod(uid)
         return bool(claim.results()) and not any(holds(claim, one.record) for one in holdings)
 
-    def _is_pinned_long(self, uid: str) -> bool:
-        """Return whether any bind that could still use the allocation has ended."""
-        since_s = self._pinned_s.get(uid)
+    def _is_amiss_long(self, uid: str) -> bool:
+        """Return whether any bind that could still be in progress has ended."""
+        since_s = self._amiss_s.get(uid)
         return since_s is not None and self._state.clock.monotonic_s() - since_s >= self._lease_s
 
     async def _attempt(self, uid: str) -> None:
@@ -281,50 +291,31 @@ class ClaimKeeper:
         elif step == "settle":
             holding = self._committed(pod)
             if holding is not None:
-                await self._settle(holding)
+                await self._settle(holding, pod)
         elif step == "clear":
             await self._writer.clear(
                 namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=pod.claim
             )
-            self._pinned_s.pop(uid, None)
+            self._amiss_s.pop(uid, None)
 
-    async def _settle(self, holding: Holding) -> None:
+    async def _settle(self, holding: Holding, pod: PodFacts) -> None:
         try:
-            await self._writer.settle(holding.record)
+            await self._writer.settle(holding.record, pod)
         except Unsettled as error:
             if error.outcome != "taken-back":
                 raise
 
     async def _create(self, pod: PodFacts) -> None:
-        api = self._writer.api
-        devices = (one for some in self._state.core.inventory.devices() for one in some.devices)
         try:
-            self._metrics.claim_writes.labels(write="create").inc()
-            stored = await api.create(pod.namespace, claim_document(pod, devices))
-        except Conflict:
-            found = await api.read(pod.namespace, pod.claim)
-            if found is None:
-                raise Unavailable(peer="API server", detail="the claim was deleted") from None
-            if owner_pod(found.claim.metadata) != pod.uid:
-                text = (
-                    f"ResourceClaim {pod.claim} exists and is not controlled by the pod;"
-                    " delete the claim, or create the pod again"
-                )
-                await self._report(pod, text)
-                raise Conflict(what=f"ResourceClaim {pod.claim}", detail=text) from None
-            stored = found
+            await self._writer.create(pod)
+        except Unsettled as error:
+            await self._report(pod, error.text)
+            raise
         except (Denied, NotFound) as error:
             await self._report(pod, f"ResourceClaim {pod.claim} cannot be created: {error}")
             raise
-        else:
-            self._metrics.claims.labels(outcome="created").inc()
-            _log.info(
-                "claim created",
-                extra={"namespace": pod.namespace, "pod": pod.name, "claim": pod.claim},
-            )
-        known = self._claims.get(pod.uid)
-        if known is None or known.uid != stored.claim.uid:  # else the watch was faster
-            self.see_claim(stored.claim, pod.uid)
+        self._amiss_s.pop(pod.uid, None)
+        self._mark(pod.uid)
 
     async def _report(self, pod: PodFacts, text: str) -> None:
         await self._events.record(

@@ -32,6 +32,7 @@ from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_common.runtime.quarantine import Attempt
 from hami_core.ledger.holding import Holding
+from hami_core.ledger.podclaim import StoredClaim
 from hami_core.ledger.stimuli import Append, ClaimPlanned
 from hami_core.planning.conditions import Condition, kube_time
 from hami_scheduler.settings import Settings
@@ -160,7 +161,7 @@ class Claims:
             raise
         if pod_uid := owner_pod(claim.metadata):
             self._forget(uid)
-            self._keeper.see_claim(claim, pod_uid)
+            self._keeper.see_claim(StoredClaim.of(event.raw), pod_uid)
         elif allocation_id := claim.allocation_id():
             self._claims[uid], self._ids[uid] = claim, allocation_id
         else:

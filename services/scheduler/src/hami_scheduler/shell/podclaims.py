@@ -1,34 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the devices of a pod's ledger record into the pod's ResourceClaim (ADR 0039).
+"""Writes the devices of a pod's ledger record into the pod's ResourceClaim (ADR 0039, ADR 0043).
 
-kube-scheduler allocates devices to the claim before it asks for the bind, by first fit. The bind
-chooses by HAMi's rules and appends to the ledger; ``settle`` then makes the claim equal to that
-record. No write is needed where both chose the same. Otherwise the allocation is cleared and
-written again, because the API server changes none. Each write is conditional on the version of the
-claim that was read, so writers that meet read again and find their work done. Seconds throughout.
+The bind chooses devices by HAMi's rules and appends to the ledger; ``settle`` then makes the claim
+equal to that record. In the profile that leaves claims to HAMi, the claim does not exist before:
+it is created and allocated, two writes. In any other, the claim exists, and kube-scheduler has
+allocated devices to it by first fit. No write is needed where both chose the same; otherwise the
+allocation is cleared and written again, because the API server changes none.
+
+Creation fails if a claim of the name exists, and each other write is conditional on a version of
+the claim: the newest that the watch delivered, or that an earlier write returned. A writer that is
+refused reads the claim, and may find its work done. Seconds throughout.
 """
 
 import logging
+from collections.abc import Set as AbstractSet
 from typing import Final, Literal
 from uuid import uuid4
 
 from opentelemetry.trace import SpanKind
 
+from hami_common.dra.claims import ResourceClaim
 from hami_common.dra.names import node_of_pool
 from hami_common.dra.podclaims import owner_pod
-from hami_common.errors import Conflict, HamiError, NotFound
+from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.telemetry import Tracing
 from hami_core.ledger.podclaim import (
     FINALIZER,
     StoredClaim,
     allocate_document,
+    claim_document,
     clear_document,
     finalizer_document,
     holds,
     is_reserved_for,
     reserve_document,
 )
+from hami_core.ledger.podfacts import PodFacts
 from hami_core.planning.conditions import kube_time
 from hami_scheduler.shell.claimapi import ClaimApi
 from hami_scheduler.shell.ledgerwriter import LedgerWriter
@@ -76,39 +84,120 @@ class PodClaims:
         self._pods = pods
         self._metrics = metrics
         self._tracing = tracing
+        self._known: dict[str, StoredClaim] = {}
+        """Newest known version of a claim, by the uid of its pod."""
+        self._pods_by_claim: dict[str, str] = {}
+        """UID of the pod by the uid of its claim."""
 
-    async def settle(self, record: AllocationRecord) -> Settled:
+    # --- known versions --------------------------------------------------------------------------
+
+    def known(self, pod_uid: str) -> ResourceClaim | None:
+        """Return the newest known version of the pod's claim."""
+        stored = self._known.get(pod_uid)
+        return None if stored is None else stored.claim
+
+    def see(self, stored: StoredClaim, pod_uid: str) -> None:
+        """Take a version of a claim that the pod with this uid controls, unless a newer is known.
+
+        The watch delivers versions of our own writes after these returned them.
+        """
+        known = self._known.get(pod_uid)
+        if known is None or not stored.is_older_than(known):
+            self._known[pod_uid] = stored
+            self._pods_by_claim[stored.claim.uid] = pod_uid
+
+    def forget(self, uid: str) -> str:
+        """Forget a claim that is gone; returns the uid of the pod that lacks one now, if any."""
+        pod_uid = self._pods_by_claim.pop(uid, "")
+        known = self._known.get(pod_uid)
+        if known is None or known.claim.uid != uid:
+            return ""
+        del self._known[pod_uid]
+        return pod_uid
+
+    def known_uids(self) -> AbstractSet[str]:
+        """Return the uids of all known claims."""
+        return self._pods_by_claim.keys()
+
+    # --- the writes of a bind --------------------------------------------------------------------
+
+    async def create(self, pod: PodFacts) -> StoredClaim:
+        """Create the pod's claim, or return the one that exists.
+
+        ``Unsettled``: a claim of this name is not the pod's. ``NotFound``, ``Denied``: the API
+        server does not take it.
+        """
+        devices = (one for some in self._state.core.inventory.devices() for one in some.devices)
+        try:
+            self._metrics.claim_writes.labels(write="create").inc()
+            stored = await self.api.create(pod.namespace, claim_document(pod, devices))
+        except Conflict:
+            found = await self.api.read(pod.namespace, pod.claim)
+            if found is None:
+                raise Unavailable(peer="API server", detail="the claim was deleted") from None
+            self._require_owner(found, pod.uid)
+            stored = found
+        else:
+            self._metrics.claims.labels(outcome="created").inc()
+            _log.info(
+                "claim created",
+                extra={"namespace": pod.namespace, "pod": pod.name, "claim": pod.claim},
+            )
+        self.see(stored, pod.uid)
+        return stored
+
+    def _require_owner(self, stored: StoredClaim, pod_uid: str) -> None:
+        if owner_pod(stored.claim.metadata) != pod_uid:
+            text = (
+                f"ResourceClaim {stored.claim.metadata.name} exists and is not controlled by the"
+                " pod; delete the claim, or create the pod again"
+            )
+            raise Unsettled(outcome="claim-foreign", text=text)
+
+    async def settle(self, record: AllocationRecord, pod: PodFacts) -> Settled:
         """Make the allocation of the pod's claim that of the record; safe to repeat.
 
-        ``Unsettled``: the claim is gone, is another pod's, or keeps changing.
+        ``pod``: as it was when it had no node; it has the requests of a claim that does not exist.
+        ``Unsettled``: the claim is being deleted, is another pod's, or keeps changing.
         """
         with self._tracing.start_span("claim", begins=False, kind=SpanKind.CLIENT) as span:
             span.set_attribute("hami.claim", record.claim)
-            settled = await self._settle(record)
+            settled = await self._settle(record, pod)
             span.set_attribute("hami.outcome", settled)
         self._metrics.claims.labels(outcome=settled).inc()
         return settled
 
-    async def _settle(self, record: AllocationRecord) -> Settled:
+    async def _settle(self, record: AllocationRecord, pod: PodFacts) -> Settled:
         name = f"ResourceClaim {record.claim}"
-        for _ in range(TRIES):
-            stored = await self.api.read(record.namespace, record.claim)
-            now, pod = self._live(record), self._state.pods.get(record.pod_uid)
-            if now is None or (pod is not None and pod.node not in ("", record.node)):
+        for number in range(TRIES):
+            stored = await self._find(pod, is_first=number == 0)
+            now, seen = self._live(record), self._state.pods.get(record.pod_uid)
+            if now is None or (seen is not None and seen.node not in ("", record.node)):
                 raise Unsettled(
                     outcome="taken-back", text="the reservation was released; try again"
                 )
-            if stored is None or stored.claim.metadata.deletion_timestamp is not None:
-                text = f"{name} of the pod does not exist; it is created again"
-                raise Unsettled(outcome="claim-missing", text=text)
-            if owner_pod(stored.claim.metadata) != record.pod_uid:
-                text = f"{name} is not controlled by the pod; delete the claim"
-                raise Unsettled(outcome="claim-foreign", text=text)
+            if stored.claim.metadata.deletion_timestamp is not None:
+                text = f"{name} of the pod is being deleted; it is created again"
+                raise Unsettled(outcome="claim-deleted", text=text)
+            self._require_owner(stored, record.pod_uid)
             try:
                 return await self._bring(stored, now)
             except (Conflict, NotFound):
                 continue
         raise Unsettled(outcome="claim-changing", text=f"{name} kept changing; try again")
+
+    async def _find(self, pod: PodFacts, *, is_first: bool) -> StoredClaim:
+        """Return a version of the pod's claim, which is created if there is none.
+
+        For the first attempt, a version is enough that may be outdated. What kube-scheduler has
+        just allocated is in no version without consumers.
+        """
+        stored = self._known.get(pod.uid) if is_first else None
+        if stored is not None and (pod.claim_at_bind or stored.is_in_use()):
+            return stored
+        if not (is_first and pod.claim_at_bind):
+            stored = await self.api.read(pod.namespace, pod.claim)
+        return stored or await self.create(pod)
 
     def _live(self, record: AllocationRecord) -> AllocationRecord | None:
         """Return the newest record of this allocation, unless it was released."""
@@ -123,14 +212,20 @@ class PodClaims:
         if stored.is_allocated and holds(stored.claim, record):
             if is_reserved_for(stored.claim, record.pod_uid):
                 return "unchanged"
-            await self._write("reserve", stored, reserve_document(stored.claim, record))
+            await self._write(
+                "reserve", stored, record.pod_uid, reserve_document(stored.claim, record)
+            )
             return "reserved"
         config = stored.config
         if FINALIZER not in stored.finalizers:
             document = finalizer_document(stored)
-            stored = await self._write("finalizer", stored, document, subresource="")
+            stored = await self._write(
+                "finalizer", stored, record.pod_uid, document, subresource=""
+            )
         if stored.is_in_use():
-            stored = await self._write("clear", stored, clear_document(stored.claim))
+            stored = await self._write(
+                "clear", stored, record.pod_uid, clear_document(stored.claim)
+            )
         document = allocate_document(
             stored.claim,
             record,
@@ -138,15 +233,23 @@ class PodClaims:
             at=kube_time(self._state.clock.now_s()),
             share_ids=lambda: str(uuid4()),
         )
-        await self._write("allocate", stored, document)
+        await self._write("allocate", stored, record.pod_uid, document)
         _log.info("claim allocated", extra=_fields(record, outcome=settled))
         return settled
 
     async def _write(
-        self, write: str, stored: StoredClaim, document: bytes, *, subresource: str = "status"
+        self,
+        write: str,
+        stored: StoredClaim,
+        pod_uid: str,
+        document: bytes,
+        *,
+        subresource: str = "status",
     ) -> StoredClaim:
         self._metrics.claim_writes.labels(write=write).inc()
-        return await self.api.patch(stored.claim, document, subresource=subresource)
+        written = await self.api.patch(stored.claim, document, subresource=subresource)
+        self.see(written, pod_uid)
+        return written
 
     async def clear(self, *, namespace: str, pod: str, pod_uid: str, claim: str) -> bool:
         """Clear the allocation that a pod without a node would keep; returns whether it did.
@@ -172,7 +275,7 @@ class PodClaims:
             if now is None or now.uid != pod_uid or now.node:
                 return False
             try:
-                await self._write("clear", stored, clear_document(stored.claim))
+                await self._write("clear", stored, pod_uid, clear_document(stored.claim))
             except (Conflict, NotFound):
                 continue
             self._metrics.claims.labels(outcome="cleared").inc()

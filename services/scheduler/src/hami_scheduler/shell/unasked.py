@@ -137,9 +137,13 @@ class Unasked:
         return [waiting[uid] for _, uid in sorted(found)]
 
     def _may_be_stuck(self, pod: PodFacts) -> bool:
-        """Return whether the pod waits and neither kube-scheduler nor a bind works on it."""
+        """Return whether the pod waits and neither kube-scheduler nor a bind works on it.
+
+        A claim that is created at the bind keeps no node from the extender.
+        """
         return (
             bool(pod.claim)
+            and not pod.claim_at_bind
             and not pod.is_gated
             and not self._keeper.is_allocated(pod.uid)
             and not any(

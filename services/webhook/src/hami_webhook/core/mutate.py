@@ -28,8 +28,10 @@ from hami_common.admission.review import Operation
 from hami_common.apipath import is_label
 from hami_common.dra.podclaims import (
     POD_CLAIM,
+    PROFILE_SUFFIX,
     AllocationMode,
     as_claimed,
+    claims_profile,
     is_claimed,
     requests_of,
 )
@@ -63,7 +65,11 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of the operator for admission."""
 
     scheduler_name: str = "hami-scheduler"
-    """Scheduler of pods that request our resources."""
+    """Scheduler of pods that request our resources.
+
+    Pods in mode ``dra`` without claims of their own go to the profile of this name followed by
+    ``-claims``, which leaves their claims to HAMi.
+    """
     other_schedulers: tuple[str, ...] = ()
     """Schedulers, by ``spec.schedulerName``, whose pods are prepared like ours and stay theirs.
 
@@ -103,6 +109,16 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     trusted_users: tuple[str, ...] = ("system:serviceaccount:hami-system:hami-scheduler",)
     """Users that may write reserved annotations on existing pods."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a name that the scheduler would take for a profile of claims."""
+        for name in (self.scheduler_name, *self.other_schedulers):
+            if name.endswith(PROFILE_SUFFIX):
+                text = (
+                    f"{name}: names with {PROFILE_SUFFIX} at their end are those of profiles that "
+                    "leave claims to HAMi; give the scheduler another name"
+                )
+                raise ValueError(text)
 
 
 class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -313,7 +329,9 @@ def _decide(
         for change in changes:
             _apply(draft.container(index), change)
         warnings.extend(_strip_variables(draft, index, container))
-    draft.spec["schedulerName"] = scheduler
+    is_ours = scheduler == policy.scheduler_name
+    profile = claims_profile(scheduler) if by_claim and is_ours and _is_sole(view, catalog) else ""
+    draft.spec["schedulerName"] = profile or scheduler
     _pin_variables(draft, view, _vendors_by_container(request))
     if request is not None:
         metadata = draft.metadata
@@ -412,16 +430,29 @@ def _give_share(
 def _scheduler_of(view: PodView, policy: AdmissionPolicy) -> str:
     """Return the scheduler that is to place the pod if it requests devices of ours; empty: none.
 
-    Of a scheduler that neither is ours nor is named in the policy, nothing is expected.
+    Of a scheduler that neither is ours nor is named in the policy, nothing is expected. A pod made
+    from the YAML of a live one may name the profile that leaves claims to HAMi.
     """
     scheduler = view.spec.scheduler_name or DEFAULT_SCHEDULER
     if scheduler in policy.other_schedulers:
         return scheduler
-    is_for_us = scheduler == policy.scheduler_name or (
+    own = (policy.scheduler_name, claims_profile(policy.scheduler_name))
+    is_for_us = scheduler in own or (
         scheduler == DEFAULT_SCHEDULER
         and (policy.overwrite_default_scheduler or not view.spec.scheduler_name)
     )
     return policy.scheduler_name if is_for_us else ""
+
+
+def _is_sole(view: PodView, catalog: Catalog) -> bool:
+    """Return whether the claim for the pod's resource limits is the only one of the pod.
+
+    Other extended resources may be served by a claim that kube-scheduler creates (KEP-5004).
+    """
+    has_claims = any(one.name != POD_CLAIM for one in view.spec.resource_claims or ())
+    asked = {name for _, one in view.containers_in_order() for name in one.limits()}
+    others = {name for name in asked - catalog.resource_names() if "/" in name}
+    return not has_claims and not others
 
 
 def _vendors_by_container(request: PodRequest | None) -> dict[str, set[str]]:
