@@ -47,9 +47,17 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 async def is_listed(cluster: Cluster, uid: str, device: str) -> None:
     """Check what ``hamictl`` shows of claim c, which its pod uses."""
-    done = await hamictl(cluster, "get", "claims", "-o", "json")
-    (found,) = json.loads(done.stdout)["items"]
-    assert (found["claim"], found["uid"], found["state"]) == ("c", uid, "Prepared")
+    found: dict[str, Any] = {}
+
+    async def is_shown_as_prepared() -> bool:
+        """The registry follows the states of agents, a moment after the container runs."""
+        done = await hamictl(cluster, "get", "claims", "-o", "json")
+        (shown,) = json.loads(done.stdout)["items"]
+        found.update(shown)
+        return bool(shown["state"] == "Prepared")
+
+    await cluster.until("claim c is shown as prepared", is_shown_as_prepared)
+    assert (found["claim"], found["uid"]) == ("c", uid)
     assert (found["pods"], found["node"], found["memory_mib"]) == (["c"], NODE, 4000)
     assert found["devices"] == [device_name(device)]
     explained = (await hamictl(cluster, "explain", "claim", "c")).stdout.decode()

@@ -572,7 +572,7 @@ async def test_least_important_pods_of_either_mode_are_displaced(cluster: Cluste
 
 
 async def test_waiting_pod_by_claim_is_explained(cluster: Cluster) -> None:
-    """kube-scheduler does not ask about it, because no device of the slices is large enough."""
+    """Its condition has the reason of HAMi's filter, although no device could serve the claim."""
     await create(cluster, pod("large", CAPACITY_MIB + 1))
     wanted = f"CardInsufficientMemory: {CAPACITY_MIB + 1} MiB wanted, at most {CAPACITY_MIB} MiB"
     told: Obj = {}
@@ -586,6 +586,19 @@ async def test_waiting_pod_by_claim_is_explained(cluster: Cluster) -> None:
         await cluster.until("the pod is explained", is_explained)
     except Unavailable as error:
         raise AssertionError(told) from error
+    await until_told(cluster, "large", wanted)
+
+
+async def test_waiting_pod_with_a_claim_of_its_own_is_explained(cluster: Cluster) -> None:
+    """kube-scheduler does not ask about it, because no device of the slices is large enough."""
+    await create(cluster, await with_claim(cluster, pod("large", CAPACITY_MIB + 1)))
+    wanted = f"CardInsufficientMemory: {CAPACITY_MIB + 1} MiB wanted"
+
+    async def is_explained() -> bool:
+        return wanted in str(await cluster.explain("large", namespace=NAMESPACE))
+
+    await until_told(cluster, "large", "cannot allocate all claims")
+    await cluster.until("the pod is explained", is_explained)
 
 
 # -------------------------------------------------------------------------- claims of users
@@ -759,28 +772,31 @@ async def test_faulty_and_cordoned_devices_are_tainted_and_avoided(cluster: Clus
 
 
 FAULTS: tuple[tuple[str, str, Direction, bytes, tuple[str, ...]], ...] = (
-    ("claim-created", LEADER, "up", b"/resourceclaims HTTP", ("scheduler", "nats")),
-    ("allocation-stored", "extender", "up", b"POST /bind", ("scheduler", "kube-scheduler")),
+    ("bind-asked", "extender", "up", b"POST /bind", ("scheduler", "kube-scheduler")),
     ("record-appended", "scheduler-nats", "up", b"PUB $KV.hami_alloc.", ("scheduler", STOP)),
     ("record-stored", "scheduler-nats", "down", b'"stream":"KV_hami_alloc"', ("nats",)),
+    ("claim-created", "scheduler-api", "up", b"/resourceclaims HTTP", ("scheduler", STOP)),
+    ("early-claim-created", LEADER, "up", b"/resourceclaims HTTP", ("scheduler", "nats")),
     ("allocation-cleared", "scheduler-api", "up", b'"allocation":null', ("scheduler", STOP)),
     ("allocation-written", "scheduler-api", "up", b'"consumedCapacity"', ("scheduler", STOP)),
     ("binding-sent", "scheduler-api", "up", b"/binding HTTP", ("scheduler", "kube-scheduler")),
     ("prepared", f"{AGENT}-nats", "up", b'"state":"prepared"', (AGENT, "nats")),
 )
 """Step, tap, pattern that shows that it was done, and what then dies."""
+OF_BOTH = ("early-claim-created", "allocation-cleared")
+"""Steps for pods alone that kube-scheduler allocates claims for, because they have another one."""
 
 
 @pytest.mark.parametrize(
-    ("tap", "direction", "pattern", "victim"),
+    ("step", "tap", "direction", "pattern", "victim"),
     [
-        pytest.param(tap, direction, pattern, victim, id=f"{name}-{victim.replace(' ', '-')}")
+        pytest.param(name, tap, direction, pattern, victim, id=f"{name}-{victim.replace(' ', '-')}")
         for name, tap, direction, pattern, victims in FAULTS
         for victim in victims
     ],
 )
 async def test_part_dies_or_stops_between_two_steps(
-    cluster: Cluster, tap: str, direction: Direction, pattern: bytes, victim: str
+    cluster: Cluster, step: str, tap: str, direction: Direction, pattern: bytes, victim: str
 ) -> None:
     """Two pods in turn run in the end, by the policy's choice of devices."""
     process = victim.removeprefix("stopped ")
@@ -802,9 +818,12 @@ async def test_part_dies_or_stops_between_two_steps(
     else:
         cluster.taps[tap].arm(Trap(pattern, direction, harm, deliver=True))
     selector = {"kubernetes.io/hostname": NODES[0]}
-    # kube-scheduler takes the first device that fits, the policy another for one of them.
     names = ["one", "two"]
-    await create(cluster, *(pod(name, 300, nodeSelector=selector) for name in names))
+    pods = [pod(name, 300, nodeSelector=selector) for name in names]
+    if step in OF_BOTH:
+        # kube-scheduler takes the first device that fits, the policy another for one of them.
+        pods = [await with_claim(cluster, one) for one in pods]
+    await create(cluster, *pods)
     with anyio.fail_after(30):
         await is_over.wait()
     if process == "nats":
@@ -820,12 +839,24 @@ async def test_part_dies_or_stops_between_two_steps(
     assert await _unrecorded(cluster) == []
 
 
+async def with_claim(cluster: Cluster, asking: Obj) -> Obj:
+    """Add a container with a claim of the pod's own, which is created."""
+    name = f"own-{asking['metadata']['name']}"
+    spec = {"devices": {"requests": [exactly(100)]}}
+    await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+    side = {"name": "side", "image": "app", "resources": {"claims": [{"name": "own"}]}}
+    asking["spec"]["containers"].append(side)
+    asking["spec"]["resourceClaims"] = [{"name": "own", "resourceClaimName": name}]
+    return asking
+
+
 async def _unrecorded(cluster: Cluster) -> list[str]:
     """Return claims that are still allocated without a record a lease later."""
     found: list[str] = []
     with anyio.move_on_after(LEASE_S + 5):
         while True:
-            recorded = {one.claim for one in (await records_of(cluster)).values()}
+            records = (await records_of(cluster)).values()
+            recorded = {one.claim or one.pod for one in records}
             found = [
                 claim["metadata"]["name"]
                 for claim in await claims_of(cluster)

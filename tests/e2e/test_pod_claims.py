@@ -91,7 +91,7 @@ async def test_pod_gets_its_share_by_a_claim_and_returns_both(cluster: Cluster) 
 
 
 async def test_policies_of_hami_choose_the_devices_of_claims(cluster: Cluster) -> None:
-    """kube-scheduler takes the first device that fits, and the default policy spreads pods."""
+    """The default policy spreads pods over devices."""
     records = [await run(cluster, f"p{number}", 1000) for number in range(4)]
     uuids = {record.containers[0].shares[0].uuid for record in records}
     assert len(uuids) == 4
@@ -99,7 +99,29 @@ async def test_policies_of_hami_choose_the_devices_of_claims(cluster: Cluster) -
         assert holds(await claim_of(cluster, record.pod), record)
     async with cluster.session.get(f"{cluster.url('scheduler')}/metrics") as response:
         metrics = await response.text()
-    assert 'hami_scheduler_claims_total{outcome="re-picked"} 3.0' in metrics
+    assert 'hami_scheduler_claims_total{outcome="written"} 4.0' in metrics
+
+
+async def test_pod_with_claims_of_its_own_gets_its_devices_beside_them(cluster: Cluster) -> None:
+    """kube-scheduler allocates the claims of such a pod, by first fit; HAMi chooses again."""
+    templates = CLAIMS.replace("resourceclaims", "resourceclaimtemplates")
+    request = {"deviceClassName": "hami-share", "capacity": {"requests": {"memory": "2000Mi"}}}
+    spec = {"devices": {"requests": [{"name": "own", "exactly": request}]}}
+    await cluster.create(templates, {"metadata": {"name": "own"}, "spec": {"spec": spec}})
+    first = await run(cluster, "first", 1000)
+    pod = small_pod("second", memory_mib=1000)
+    pod["metadata"]["annotations"] = {keys.ALLOCATION_MODE: "dra"}
+    pod["spec"]["resourceClaims"] = [{"name": "own", "resourceClaimTemplateName": "own"}]
+    side = {"name": "side", "image": "app", "resources": {"claims": [{"name": "own"}]}}
+    pod["spec"]["containers"].append(side)
+    uid = str((await cluster.create_pod(pod))["metadata"]["uid"])
+    await cluster.until("pod second runs", lambda: cluster.pod_is("second", "Running"))
+    document = await cluster.pod_document("second")
+    assert document["spec"]["schedulerName"] == "hami-scheduler"
+    record = (await cluster.ledger_of(NODE, uid))[-1][1]
+    claim = await cluster.request("GET", f"{CLAIMS}/{record.claim}")
+    assert holds(decode(json.dumps(claim).encode(), ResourceClaim, what="claim"), record)
+    assert record.containers[0].shares[0].uuid != first.containers[0].shares[0].uuid
 
 
 async def test_both_modes_share_devices_and_the_rest_waits(cluster: Cluster) -> None:
@@ -108,6 +130,14 @@ async def test_both_modes_share_devices_and_the_rest_waits(cluster: Cluster) -> 
     for number in range(4):
         await run(cluster, f"claim-{number}", 7000)
     uid = await create(cluster, "late", 7000)
+
+    async def reason_is_shown() -> bool:
+        """Of HAMi's filter, as in mode ``device-plugin``, and not "cannot allocate all claims"."""
+        status = (await cluster.pod_document("late")).get("status") or {}
+        conditions = status.get("conditions") or ()
+        return any("CardInsufficientMemory" in one.get("message", "") for one in conditions)
+
+    await cluster.until("the reason of the filter is shown", reason_is_shown)
     plugin_uid = await create(cluster, "late-plugin", 7000, "device-plugin")
     await cluster.delete_pod("claim-2")
     await cluster.delete_pod("plugin-3")

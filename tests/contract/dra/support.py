@@ -137,14 +137,16 @@ class Devices:
         await self.client.create(TEMPLATES, {"metadata": {"name": name}, "spec": spec}, NAMESPACE)
         return name
 
-    async def pod(self, *, of: str = "", template: str = "") -> Obj:
+    async def pod(
+        self, *, of: str = "", template: str = "", scheduler: str = "default-scheduler"
+    ) -> Obj:
         """Create a pod with this claim, or one from this template."""
         source = {"resourceClaimName": of} if of else {"resourceClaimTemplateName": template}
         name = unique("pod")
         manifest = {
             "metadata": {"name": name},
             "spec": {
-                "schedulerName": "default-scheduler",
+                "schedulerName": scheduler,
                 "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
                 "resourceClaims": [{"name": "gpu", **source}],
                 "containers": [

@@ -270,8 +270,11 @@ class Cluster:
         document = mutating_webhook_configuration(["nvidia.com/gpu"], where)
         await self.put(HOOKS, document)
 
-    async def add_scheduler(self, change: Callable[[dict[str, Any]], None]) -> None:
-        text = (ROOT / "deploy/kustomize/base/kube-scheduler.yaml").read_text()
+    async def add_scheduler(
+        self, change: Callable[[dict[str, Any]], None], *, of: str = "base"
+    ) -> None:
+        """Add kube-scheduler's configuration of this directory, after a change."""
+        text = (ROOT / "deploy/kustomize" / of / "kube-scheduler.yaml").read_text()
         document = yaml.safe_load(text)
         change(document)
         await self.put(
@@ -677,6 +680,7 @@ async def add_dra(cluster: Cluster, **on: str) -> None:
         one = {"metadata": {"name": name}, "spec": {"selectors": [selector]}}
         await cluster.put(f"{RESOURCE}/deviceclasses", one)
     await cluster.put(f"{RESOURCE}/resourceslices", slice_of(NODE))
+    await cluster.add_scheduler(lambda _: None, of="components/dra")
 
 
 def slice_of(name: str) -> dict[str, Any]:
@@ -745,6 +749,21 @@ async def test_missing_class_and_slices_and_slices_without_agent_are_named(
     found = await claims_faults(serving)
     assert {name for name, _ in found} == {"", NODE, "left"}
     assert "the DeviceClass hami-whole is missing" in {text for _, text in found}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one["profiles"].pop(), "has no profile hami-scheduler-claims"),
+        (lambda one: one["profiles"][1].pop("plugins"), "has the plugin DynamicResources"),
+    ],
+)
+async def test_kube_scheduler_that_does_not_leave_claims_to_hami_is_named(
+    serving: Cluster, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    await serving.add_scheduler(change, of="components/dra")
+    ((_, text),) = await claims_faults(serving)
+    assert words in text
 
 
 class Refusing:

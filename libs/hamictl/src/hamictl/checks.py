@@ -25,7 +25,6 @@ from hami_common.vendors.catalog import Catalog
 from hamictl import drachecks, installation, nodechecks
 from hamictl.nodeselection import selects
 
-_KUBE_SCHEDULER = "hami-kube-scheduler-config"
 WEBHOOK = "hami-webhook"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 ENFORCED_LEVELS = ("baseline", "restricted")
@@ -493,18 +492,7 @@ class ClusterDoctor:
 
     async def kube_scheduler(self) -> list[Finding]:
         """Check that a kube-scheduler calls the extender for the profile."""
-        items = await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
-        ours = [one for one in items if one["metadata"]["name"].startswith(_KUBE_SCHEDULER)]
-        old = sorted(ours, key=installation.creation)[
-            :-1
-        ]  # of earlier settings, which kustomize leaves
-        texts = [
-            text
-            for item in items
-            if item not in old
-            for text in (item.get("data") or {}).values()
-            if "KubeSchedulerConfiguration" in str(text)
-        ]
+        texts = await installation.kube_scheduler_texts(self._kube, self._namespace)
         if not texts:
             return [
                 Finding(

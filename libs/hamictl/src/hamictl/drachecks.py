@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from hami_common import documents
 from hami_common.dra.names import (
     CLAIMS_CDI,
     CLASSES,
@@ -21,7 +22,8 @@ from hami_common.dra.names import (
     GROUP,
     VERSION,
 )
-from hami_common.errors import Denied, HamiError, NotFound
+from hami_common.dra.podclaims import claims_profile
+from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid
 from hami_common.events.asking import CheckAnswer, Finding
 from hami_common.ports import KubeApi
 from hamictl import installation
@@ -33,6 +35,8 @@ Release = tuple[int, int, int]
 CHECK: Final = "claims"
 OLDEST: Final[Release] = (1, 36, 2)
 OLDEST_KUBELET: Final = (1, 36)
+PLUGIN: Final = "DynamicResources"
+"""Plugin of kube-scheduler that allocates devices to claims."""
 CDI_ON_SINCE: Final = (2, 0)
 """First containerd that has CDI on by default; from 1.7 it has the setting ``enable_cdi``."""
 SCHEDULER_ENV: Final = "HAMI_SCHEDULER_DRA__ENABLED"
@@ -170,6 +174,34 @@ def gates(stored: Document) -> Iterator[Finding]:
             )
 
 
+def profile(configurations: Iterable[str], scheduler_name: str) -> Iterator[Finding]:
+    """Check that a kube-scheduler leaves the claims of pods in allocation mode dra to HAMi."""
+    name, found = claims_profile(scheduler_name), []
+    for text in configurations:
+        try:
+            document = documents.yaml_one(text, field="configuration") or {}
+        except SettingsInvalid:  # the check of kube-scheduler names it
+            continue
+        profiles = document.get("profiles") or []
+        found += [one for one in profiles if one.get("schedulerName") == name]
+    problem = ""
+    if not found:
+        problem = f"kube-scheduler has no profile {name}: pods in allocation mode dra wait"
+    elif not all(_disables_claims(one) for one in found):
+        problem = (
+            f"kube-scheduler's profile {name} has the plugin {PLUGIN}: its pods wait for claims"
+            " that are created only when they are bound"
+        )
+    if problem:
+        fix = "add the profile to your configuration as in its kube-scheduler.yaml"
+        yield _finding("FAIL", problem, f"{COMPONENT}, or {fix}")
+
+
+def _disables_claims(one: Document) -> bool:
+    points = (one.get("plugins") or {}).get("multiPoint") or {}
+    return any(plugin.get("name") in (PLUGIN, "*") for plugin in points.get("disabled") or [])
+
+
 def of_node(node: Document, answer: CheckAnswer | None) -> Iterator[Finding]:
     """Check kubelet and container runtime of a node whose agent serves claims.
 
@@ -295,6 +327,7 @@ class ClaimsDoctor:
             self._gates,
             self._classes,
             self._rights,
+            self._profile,
             lambda: self._nodes(serving),
         ):
             found += await _tried(check)
@@ -331,6 +364,11 @@ class ClaimsDoctor:
             except NotFound:
                 found.append(_finding("FAIL", f"the DeviceClass {name} is missing", COMPONENT))
         return found
+
+    async def _profile(self) -> list[Finding]:
+        texts = await installation.kube_scheduler_texts(self._kube, self._namespace)
+        webhook = await installation.webhook_settings(self._kube, self._namespace)
+        return list(profile(texts, webhook.scheduler_name))
 
     async def _rights(self) -> list[Finding]:
         return [

@@ -24,6 +24,8 @@ AGENT: Final = "hami-nodeagent"
 NAME_LABEL: Final = "app.kubernetes.io/name"
 VENDOR_LABEL: Final = "hami.io/vendor"
 SCHEDULER_NAME: Final = "hami-scheduler"
+KUBE_SCHEDULER_CONFIG: Final = "hami-kube-scheduler-config"
+"""Beginning of the names of ConfigMaps with kube-scheduler's configuration."""
 TRUSTED_KEYS: Final = "hami-trusted-keys"
 WEBHOOK_FILE: Final = "webhook.toml"
 AGENT_FILE: Final = "nodeagent.toml"
@@ -105,6 +107,23 @@ async def settings(kube: KubeApi, namespace: str, file: str) -> Mapping[str, Any
         return documents.toml(max(found, key=creation)["data"][file], field=file)
     except SettingsInvalid:
         return {}
+
+
+async def kube_scheduler_texts(kube: KubeApi, namespace: str) -> list[str]:
+    """Return each KubeSchedulerConfiguration in a ConfigMap; of ours, the newest.
+
+    kustomize leaves those of earlier settings.
+    """
+    found = await items(kube, f"/api/v1/namespaces/{namespace}/configmaps")
+    ours = [one for one in found if one["metadata"]["name"].startswith(KUBE_SCHEDULER_CONFIG)]
+    old = sorted(ours, key=creation)[:-1]
+    return [
+        text
+        for item in found
+        if item not in old
+        for text in (item.get("data") or {}).values()
+        if "KubeSchedulerConfiguration" in str(text)
+    ]
 
 
 async def webhook_settings(kube: KubeApi, namespace: str) -> WebhookSettings:

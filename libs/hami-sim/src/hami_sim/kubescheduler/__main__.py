@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from hami_sim.kube import Access
 from hami_sim.kubescheduler import SchedulerSettings, SimScheduler, load
-from hami_sim.kubescheduler.settings import DEFAULT_PROFILE, HAMI_PROFILE, OUR_RESOURCES
+from hami_sim.kubescheduler.settings import DEFAULT_PROFILE, OUR_RESOURCES
 
 
 def _arguments() -> argparse.Namespace:
@@ -34,9 +34,7 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         help="a resource the extender manages alone; default: all of ours",
     )
-    parser.add_argument(
-        "--dra", action="store_true", help="send every pod to the extender, as in component dra"
-    )
+    parser.add_argument("--dra", action="store_true", help="as in component dra")
     parser.add_argument("--initial-backoff-s", type=float, default=1.0)
     parser.add_argument("--max-backoff-s", type=float, default=2.0)
     return parser.parse_args()
@@ -55,7 +53,8 @@ def _settings(arguments: argparse.Namespace) -> list[SchedulerSettings]:
             max_backoff_s=arguments.max_backoff_s,
             dra=arguments.dra,
         )
-        schedulers.append(replace(ours, profiles=(HAMI_PROFILE,)))
+        profiles = tuple(one for one in ours.profiles if one != DEFAULT_PROFILE)
+        schedulers.append(replace(ours, profiles=profiles))
     if not any(DEFAULT_PROFILE in one.profiles for one in schedulers):
         own = SchedulerSettings(
             profiles=(DEFAULT_PROFILE,),
