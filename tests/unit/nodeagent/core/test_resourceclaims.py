@@ -199,11 +199,11 @@ def test_device_that_this_node_found_sound_may_be_used() -> None:
     ],
 )
 def test_shares_that_containers_were_given_count_whatever_the_ledger_says(given: Booked) -> None:
-    found = decide(claim(*RESULTS), facts(given={"nvidia-0": given}))
+    found = decide(claim(*RESULTS), facts(given=lambda: {"nvidia-0": given}))
     assert isinstance(found, Wait)
     assert found.code == Code.DEVICE_FULL
     fits = Booked(memory_mib=700, core_pct=70, slots=9)
-    assert isinstance(decide(claim(*RESULTS), facts(given={"nvidia-0": fits})), Given)
+    assert isinstance(decide(claim(*RESULTS), facts(given=lambda: {"nvidia-0": fits})), Given)
 
 
 def test_failed_or_unreadable_allocation_waits() -> None:
@@ -456,12 +456,12 @@ def test_record_of_another_partition_waits(other: Share) -> None:
 
 def test_place_that_another_container_was_given_is_full() -> None:
     given = Booked(memory_mib=100, core_pct=10, slots=1, parts={"1g@1": 1})
-    found = decide(claim(part(1)), divided(PART, part(1), given={"nvidia-7": given}))
+    found = decide(claim(part(1)), divided(PART, part(1), given=lambda: {"nvidia-7": given}))
     assert isinstance(found, Wait)
     assert found.code == Code.DEVICE_FULL
     assert "position 1 of device nvidia-7 twice" in found.text
     beside = replace(given, parts={"1g@2": 1})
-    allowed = decide(claim(part(1)), divided(PART, part(1), given={"nvidia-7": beside}))
+    allowed = decide(claim(part(1)), divided(PART, part(1), given=lambda: {"nvidia-7": beside}))
     assert isinstance(allowed, Given)
 
 

@@ -716,7 +716,7 @@ async def test_prepared_claim_keeps_its_grants_when_a_resized_one_cannot_be_writ
     container = replace(record.containers[0], shares=(share,))
     node.book(replace(record, op="resize", containers=(container,)))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(node.site.checkpoint, "write_spec", fail)

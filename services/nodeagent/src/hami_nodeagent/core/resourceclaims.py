@@ -12,7 +12,7 @@ the pod's Events.
 Outside document: ``resource.k8s.io/v1``. Memory in MiB, compute in percent. No I/O and no clock.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -109,8 +109,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     sound: Collection[str] = ()
     pods: Collection[PodFacts]
     """Pods of the node whose containers may run."""
-    given: Mapping[str, Booked] = {}
-    """Shares that other containers were given, by device."""
+    given: Callable[[], Mapping[str, Booked]] = dict
+    """Returns the shares that other containers were given, by device: a sum over all of them."""
     prepared_id: str = ""
     """Allocation of the record for which the claim is prepared; empty: it is not."""
 
@@ -166,8 +166,9 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     hindrance = _hindrance(claim, facts.pods, _shares_by_request(claim, facts.entry.record))
     if hindrance is not None:
         return hindrance
+    given = facts.given()
     for uuid, booked in booked_by_device(facts.entry.record.containers).items():
-        if text := _excess(used[uuid], booked, facts.given.get(uuid, NOTHING)):
+        if text := _excess(used[uuid], booked, given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
     return Given(record=facts.entry.record, allocated=containers, devices_by_uuid=used)
 

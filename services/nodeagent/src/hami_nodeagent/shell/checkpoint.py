@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that must survive a restart of the agent: grants, last canonical devices, limits files.
 
-Every file is written beside its place, synced and renamed, so a reader sees the old or the new one.
+Every file is written beside its place and renamed, so a reader sees the old or the new one. It is
+synced before, unless kubelet's next call writes it again after a failure of the host.
 A file that does not decode is kept under another name and reported, never fatal: grants are then
 learnt again from kubelet's list. Calls block; the caller runs them in a thread.
 """
@@ -98,13 +99,17 @@ class Checkpoint:
         """Store the journal of modes."""
         _write(self._modes, encode(file))
 
-    def write_limits(self, grant: Grant, text: str) -> Path:
+    def limits_directory(self, grant: Grant) -> Path:
+        """Return the directory to mount with a container's limits file."""
+        return self._limits / grant.pod_uid / grant.container
+
+    def write_limits(self, grant: Grant, text: str, *, is_synced: bool = True) -> Path:
         """Put a container's limits file on the host; returns the directory to mount."""
-        directory = self._limits / grant.pod_uid / grant.container
+        directory = self.limits_directory(grant)
         directory.mkdir(parents=True, exist_ok=True)
         for part in (self._limits, directory.parent, directory):
             part.chmod(0o755)  # any user of a container reads it
-        _write(directory / limits.FILE_NAME, text.encode(), mode=0o644)
+        _write(directory / limits.FILE_NAME, text.encode(), mode=0o644, is_synced=is_synced)
         return directory
 
     def load_renderings(self) -> tuple[Rendering, ...]:
@@ -155,11 +160,11 @@ class Checkpoint:
         if not any(self._claims.glob("*.json")):
             shutil.rmtree(self._claims, ignore_errors=True)
 
-    def write_spec(self, path: Path, data: bytes) -> None:
+    def write_spec(self, path: Path, data: bytes, *, is_synced: bool = True) -> None:
         """Put a CDI spec where the container runtime reads it; one that is the same stays."""
         if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, data, mode=0o644)
+            _write(path, data, mode=0o644, is_synced=is_synced)
 
     def remove_limits(self, is_kept: Callable[[str], bool]) -> int:
         """Remove the limits of all pods (by uid) but those kept; how many were removed."""
@@ -186,14 +191,17 @@ def _load(path: Path, file_type: type[S]) -> S | None:
         return None
 
 
-def _write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def _write(path: Path, data: bytes, *, mode: int = 0o600, is_synced: bool = True) -> None:
     fresh = path.with_suffix(".new")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
+        if is_synced:
+            os.fsync(file.fileno())
     fresh.replace(path)
+    if not is_synced:
+        return
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(parent)

@@ -129,12 +129,19 @@ class Preparer:
         return outcome
 
     async def _prepare(self, namespace: str, name: str, uid: str) -> Prepared | Refuse:
-        claim = await self._read(namespace, name, uid)
+        installed: Installed | None = None
+
+        async def find_library() -> None:
+            nonlocal installed
+            installed = await self._limiter.current()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(find_library)
+            claim = await self._read(namespace, name, uid)
         if isinstance(claim, Refuse):
             return claim
         if claim.monitors():
             return await self._prepare_monitor(claim)
-        installed = await self._limiter.current()
         given = await self._decided(claim)
         if isinstance(given, Refuse):
             return given
@@ -220,9 +227,10 @@ class Preparer:
                 continue
             if isinstance(decision, Given) and not is_divided:
                 is_divided = True
-                if refusal := await self._parts.ensure(decision.record):
-                    return refusal
-                continue
+                if self._parts.owners_of(decision.record):
+                    if refusal := await self._parts.ensure(decision.record):
+                        return refusal
+                    continue
             if not isinstance(decision, Wait):
                 return decision
             now_s = self._clock.monotonic_s()
@@ -248,7 +256,7 @@ class Preparer:
             faulty=view.faulty,
             sound=view.sound,
             pods=[pod for pod in pods if pods.is_alive(pod.uid)],
-            given=self._given_to_others(uid),
+            given=partial(self._given_to_others, uid),
             prepared_id=known.allocation_id if known is not None else "",
         )
 
@@ -312,31 +320,45 @@ class Preparer:
     ) -> Prepared:
         """Write all files of the claim, the book of claims last; ``OSError`` if one cannot be."""
         edits: dict[str, ContainerEdits] = {}
+        mounted: list[Callable[[], object]] = []
         for container in given.record.containers:
-            edits |= await self._edits(container, given, grants, installed)
-        return await self._keep(known or self._described(claim, given, grants, edits))
+            edits |= self._edits(container, given, grants, installed, mounted)
+        prepared = known or self._described(claim, given, grants, edits)
+        return await self._keep(prepared, mounted)
 
-    async def _keep(self, prepared: Prepared) -> Prepared:
-        """Write the CDI file, then the book of claims."""
-        await anyio.to_thread.run_sync(
-            self._checkpoint.write_spec, self._spec_file(prepared.uid), prepared.spec.encode()
+    async def _keep(
+        self, prepared: Prepared, mounted: Iterable[Callable[[], object]] = ()
+    ) -> Prepared:
+        """Write what containers mount, the CDI file, and last the book of claims.
+
+        The book alone has to survive a failure of the host: kubelet then prepares claims again.
+        """
+        spec = partial(
+            self._checkpoint.write_spec,
+            self._spec_file(prepared.uid),
+            prepared.spec.encode(),
+            is_synced=False,
         )
-        await anyio.to_thread.run_sync(self._checkpoint.save_claim, prepared)
+        book = partial(self._checkpoint.save_claim, prepared)
+        writes: list[Callable[[], object]] = [*mounted, spec, book]
+        await anyio.to_thread.run_sync(_run_all, writes)
         self._prepared[prepared.uid] = prepared
         self._note()
         self._picture.note_change()
         return prepared
 
-    async def _edits(
+    def _edits(
         self,
         container: ContainerShares,
         given: Given,
         grants: Sequence[Grant],
         installed: Installed | None,
+        mounted: list[Callable[[], object]],
     ) -> dict[str, ContainerEdits]:
-        """Return what a container gets by each request, after the files that it mounts are there.
+        """Return what a container gets by each request.
 
         Requests of one container repeat the mount of its limits file, which the runtime does once.
+        ``mounted`` gets the writers of the files that it mounts.
         """
         own_grants = [grant for grant in grants if grant.container == container.name]
         text = limits.encode(
@@ -346,25 +368,25 @@ class Preparer:
                 core_policy=self._site.settings.core_policy,
             )
         )
-        limits_directory = await anyio.to_thread.run_sync(
-            self._checkpoint.write_limits, own_grants[0], text
-        )
-        common = ContainerEdits(
-            mounts=(BindMount(host_path=str(limits_directory), container_path=limits.DIRECTORY),)
-        )
+        write = partial(self._checkpoint.write_limits, own_grants[0], text, is_synced=False)
+        mounted.append(write)
+        directory = str(self._checkpoint.limits_directory(own_grants[0]))
+        mount = BindMount(host_path=directory, container_path=limits.DIRECTORY)
+        common = ContainerEdits(mounts=(mount,))
         found: dict[str, ContainerEdits] = {}
         for grant in own_grants:
             request = request_of(container.name, grant.vendor, is_of_pod=bool(grant.claim))
-            own = await self._edits_of(container, given, grant, installed)
+            own = self._edits_of(container, given, grant, installed, mounted)
             found[request] = _joined(found.get(request, common), own)
         return found
 
-    async def _edits_of(
+    def _edits_of(
         self,
         container: ContainerShares,
         given: Given,
         grant: Grant,
         installed: Installed | None,
+        mounted: list[Callable[[], object]],
     ) -> ContainerEdits:
         own = own_of(container, grant.vendor)
         devices: list[Device] = [given.devices_by_uuid[share.uuid] for share in own]
@@ -384,7 +406,7 @@ class Preparer:
         if not has_region:
             return edits
         region = self._regions / grant.pod_uid / grant.container
-        await anyio.to_thread.run_sync(_make_region, self._regions, region)
+        mounted.append(partial(_make_region, self._regions, region))
         mount = BindMount(
             host_path=str(region), container_path=limits.REGION_DIRECTORY, read_only=False
         )
@@ -568,6 +590,11 @@ def _joined(a: ContainerEdits, b: ContainerEdits) -> ContainerEdits:
         mounts=tuple(dict.fromkeys((*a.mounts, *b.mounts))),
         cdi_devices=tuple(dict.fromkeys((*a.cdi_devices, *b.cdi_devices))),
     )
+
+
+def _run_all(writes: Sequence[Callable[[], object]]) -> None:
+    for write in writes:
+        write()
 
 
 def _make_region(root: Path, region: Path) -> None:
