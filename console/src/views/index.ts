@@ -6,31 +6,30 @@ import { device } from "./device/index.ts";
 import { devices } from "./devices/index.ts";
 import { events } from "./events/index.ts";
 import { fleet } from "./fleet/index.ts";
-import { pressure } from "./pressure/index.ts";
+import { idle } from "./idle/index.ts";
 import { pending } from "./pending/index.ts";
+import { pressure } from "./pressure/index.ts";
 import { queues } from "./queues/index.ts";
 import { system } from "./system/index.ts";
-import { idle } from "./idle/index.ts";
+import { timemachine } from "./timemachine/index.ts";
 import { usage } from "./usage/index.ts";
 import type { View } from "./view.ts";
+import { whatif } from "./whatif/index.ts";
 import { workload } from "./workload/index.ts";
 
 export const views: readonly View[] = [
   capacity, //
-  devices,
-  fleet,
   device,
+  devices,
   events,
-  pressure,
-  workload,
+  fleet,
+  idle,
   pending,
+  pressure,
   queues,
   system,
-  idle,
+  timemachine,
   usage,
+  whatif,
+  workload,
 ];
-import { timemachine } from "./timemachine/index.ts";
-import type { View } from "./view.ts";
-import { whatif } from "./whatif/index.ts";
-
-export const views: readonly View[] = [capacity, timemachine, whatif];

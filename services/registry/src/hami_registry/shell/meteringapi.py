@@ -24,6 +24,7 @@ from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.kubeauth import Access
+from hami_common.runtime.natsio.history import FILTERS_MOST, History
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
 from hami_common.units import whole
@@ -31,7 +32,6 @@ from hami_registry.core.consumption import BYS, By, Consumption, IdleList, Meter
 from hami_registry.core.lifetimes import lives
 from hami_registry.core.prices import Prices
 from hami_registry.core.projection import Projection
-from hami_registry.shell.history import FILTERS_MOST, History
 
 T = TypeVar("T", bound=Struct)
 DAY_S: Final = 86_400.0
