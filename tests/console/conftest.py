@@ -70,8 +70,9 @@ def _missing(reason: str) -> None:
 
 def with_console(built: Path, spec: ClusterSpec, *, auth: str = "kubernetes") -> ClusterSpec:
     """The cluster with a registry that serves the console."""
-    registry = {**spec.settings.get("registry", {}), "console_dir": str(built), "auth": auth}
-    return msgspec.structs.replace(spec, settings={**spec.settings, "registry": registry})
+    registry = {**spec.settings.get("registry", {}), "auth": auth}
+    settings = {**spec.settings, "registry": registry}
+    return msgspec.structs.replace(spec, console=str(built), settings=settings)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from hami_sim.cluster import Cluster
-from tests.console.conftest import POD_MIB, Check, Shoot, log_in
+from tests.console.conftest import POD_MIB, Check, log_in
 from tests.e2e.conftest import small_pod
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
@@ -64,12 +64,14 @@ async def test_theme_is_switched_and_kept(page: Page) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light = await page.evaluate(background)
     await page.get_by_label("Theme").select_option("dark")
+    await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     dark = await page.evaluate(background)
     assert dark != light
     await page.reload()
     await expect(page.get_by_role("navigation")).to_be_visible()
     assert await page.evaluate(background) == dark
     await page.get_by_label("Theme").select_option("auto")
+    await expect(page.locator("html")).to_have_attribute("data-theme", "auto")
     await page.emulate_media(color_scheme="light")
     assert await page.evaluate(background) == light
     await page.emulate_media(color_scheme="dark")
@@ -159,7 +161,7 @@ async def test_page_does_not_scroll_sideways(page: Page, width: int) -> None:
 
 
 async def test_lost_contact_is_reported_and_the_view_catches_up(
-    anonymous_page: Page, cluster: Cluster, token: str, screenshot: Shoot
+    anonymous_page: Page, cluster: Cluster, token: str
 ) -> None:
     page = anonymous_page
     await log_in(page, cluster, token)
@@ -172,7 +174,6 @@ async def test_lost_contact_is_reported_and_the_view_catches_up(
     try:
         await cluster.create_pod(small_pod("meanwhile", memory_mib=POD_MIB))
         await expect(page.get_by_text("No contact with the server")).to_be_visible()
-        await screenshot(page, "stale")
         assert await free.get_attribute("title") == before
         await page.wait_for_timeout(CUT_MS)
         await expect(page.get_by_text("No contact with the server")).to_be_visible()
