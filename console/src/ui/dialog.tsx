@@ -18,11 +18,10 @@ export function Dialog(props: {
   const id = useId();
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => {
-    const before = document.activeElement;
-    dialog.current?.showModal();
-    return () => {
-      if (before instanceof HTMLElement) before.focus();
-    };
+    const element = dialog.current;
+    element?.showModal();
+    // Closing returns the focus, which removing the element does not.
+    return () => element?.close();
   }, []);
   return (
     <dialog
