@@ -15,7 +15,7 @@ from hami_sim.cluster import AGENTS_NAMESPACE
 from hami_sim.kubernetes.pki import HOST
 from tests.e2e.work import NAMESPACE, Worked, bind, events_of
 from tests.support.busaccess import intruder_at
-from tests.support.installed import BUS, REGISTRY, Installed
+from tests.support.installed import BUS, CONSOLE_INDEX, REGISTRY, Installed
 
 AGENT = "hami-nodeagent"
 
@@ -80,6 +80,22 @@ class TestTenancy:
         bus = await site.token("admin", namespace=NAMESPACE, audience="hami-bus")
         for bad in ("", "forged", bus):
             assert await status(site, "/v1/allocations", bad) == 401
+
+    async def test_scheduler_answers_through_the_registry_as_it_authorizes(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        admin = await site.token("admin", namespace=NAMESPACE)
+        reader = await site.token("reader", namespace=NAMESPACE)
+        for path in ("/v1/queues", "/v1/quotas"):
+            assert await status(site, path, admin) == 200, path
+            assert await status(site, path, reader) == 403, path
+            assert await status(site, path) == 401, path
+        code, text = await site.registry("/v1/session", reader)
+        session = json.loads(text)
+        assert code == 200
+        assert (session["login"], session["sees_everything"]) == ("token", False)
+        assert session["user"].endswith(":reader")
+        assert await site.registry("/console/fleet") == (200, CONSOLE_INDEX.encode())
 
     async def test_agents_are_asked_and_each_answers_for_its_node(
         self, site: Installed, worked: Worked

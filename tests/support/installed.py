@@ -26,7 +26,7 @@ from nats.aio.client import Client
 
 from hami_common.runtime import natsio
 from hami_nodeagent.settings import Settings as AgentSettings
-from hami_scheduler.settings import BindAdmissionSettings
+from hami_scheduler.settings import ApiSettings, BindAdmissionSettings
 from hami_sim.cluster import (
     AGENTS_NAMESPACE,
     SYSTEM_NAMESPACE,
@@ -50,6 +50,10 @@ OVERLAYS = configuration.shipped_directory().parent / "overlays"
 OVERLAY = OVERLAYS / "dev"
 BUS = f"nats.{SYSTEM_NAMESPACE}.svc"
 REGISTRY = f"hami-registry.{SYSTEM_NAMESPACE}.svc"
+SCHEDULER = f"hami-scheduler.{SYSTEM_NAMESPACE}.svc"
+CONSOLE_INDEX = "<!doctype html><title>console</title>"
+IN_IMAGE = "/opt/hami/"
+"""Folder of files that are in the image, not in a volume."""
 SERVERS = {"hami-webhook": "webhook-tls", "hami-bind-admission": "bind-admission"}
 """Servers that the API server calls, by their Services."""
 PROGRAM_S = 150.0
@@ -162,7 +166,9 @@ class Container:
         file = self.here(arguments[arguments.index("--config") + 1])
         text = file.read_text()
         for value in tomllib.loads(text).values():
-            if isinstance(value, str) and value.startswith("/"):
+            if not isinstance(value, str) or value.startswith(IN_IMAGE):
+                continue
+            if value.startswith("/"):
                 assert f'"{value}"' in text
                 text = text.replace(f'"{value}"', f'"{self.here(value)}"')
         here = file.with_name(f"here-{file.name}")
@@ -235,7 +241,7 @@ class Installed(Cluster):
 
     def command(self, module: str, arguments: Sequence[str]) -> list[str]:
         """Command line of a module in a pod."""
-        names = ",".join(f"{name}={HOST}" for name in (BUS, REGISTRY))
+        names = ",".join(f"{name}={HOST}" for name in (BUS, REGISTRY, SCHEDULER))
         return [sys.executable, "-P", str(inpod.__file__), names, module, *arguments]
 
     async def secret(self, name: str) -> dict[str, bytes]:
@@ -404,13 +410,33 @@ class Installed(Cluster):
 
     async def _add_all(self) -> None:
         self.ports["registry-tls"] = free_port()
+        self.ports["scheduler-api"] = free_port()
+        console = self.directory / "console"
+        console.mkdir()
+        (console / "index.html").write_text(CONSOLE_INDEX)
         for service, settings in (
             ("webhook", {"tls_host": HOST, "tls_port": str(self.ports["webhook-tls"])}),
-            ("registry", {"tls_host": HOST, "tls_port": str(self.ports["registry-tls"])}),
+            (
+                "registry",
+                {
+                    "tls_host": HOST,
+                    "tls_port": str(self.ports["registry-tls"]),
+                    "console_dir": str(console),
+                    "scheduler_url": f"https://{SCHEDULER}:{self.ports['scheduler-api']}",
+                },
+            ),
             ("scheduler", {"probe_host": HOST, "probe_port": "0"}),
         ):
             pod = await self._template("deployments", f"hami-{service}")
             container = Container(pod, service, folders := await self._volumes(service, pod))
+            if service == "scheduler":
+                api = ApiSettings()
+                settings |= {
+                    "api.host": HOST,
+                    "api.port": str(self.ports["scheduler-api"]),
+                    "api.tls_cert_file": str(container.here(api.tls_cert_file)),
+                    "api.tls_key_file": str(container.here(api.tls_key_file)),
+                }
             if "bind-admission" in self.ports and service == "scheduler":
                 admission = BindAdmissionSettings()
                 settings |= {

@@ -34,6 +34,7 @@ from packaging.requirements import Requirement
 
 from tests.cluster import build as cluster
 from tests.cluster.releases import named
+from tools import build_console
 from tools.images import archive, base, sets
 from tools.sbom import bill_of_image
 
@@ -45,12 +46,14 @@ INPUTS = (
     *("tools/images/root.py", "tools/images/sets.py"),
 )
 """Files and folders that a build may copy."""
+CONSOLE = "build/console"
+"""Folder with the built console, which a build copies too."""
 UNUSED = ("libs/hami-sim/", "native/libvgpu/tests/")
 """Parts of them that no image has."""
 EPOCH_S = 1_767_225_600
 """Time of all files of an image: 2026-01-01."""
 BUILDERS = ("tools/images", "tools/sbom.py")
-"""Other inputs: this program. The references of deploy/kustomize are one more."""
+"""Other inputs: this program. Two more are the console and the references of deploy/kustomize."""
 SCHEDULER = "kube-scheduler"
 REGISTRY = "docker.io"
 """Registry that container runtimes add to a name without one."""
@@ -190,7 +193,8 @@ def _recipe(base_image: str, for_platform: str, kubernetes: str | None) -> Recip
         except subprocess.CalledProcessError as error:
             raise _failed("the base of Debian packages", error) from error
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or EPOCH_S)
-    known = (base_image, target, epoch_s, _version(), sorted(references().items()))
+    versions = (_version(), build_console.digest())
+    known = (base_image, target, epoch_s, *versions, sorted(references().items()))
     summary = hashlib.sha256(repr(known).encode())
     for name in _files(*INPUTS, *BUILDERS):
         path = ROOT / name
@@ -297,8 +301,23 @@ def _stage(context: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target)
         target.chmod(0o755 if os.access(ROOT / name, os.X_OK) else 0o644)
+    _stage_console(context / CONSOLE)
     for folder in [context, *(path for path in context.rglob("*") if path.is_dir())]:
         folder.chmod(0o755)
+
+
+def _stage_console(target: Path) -> None:
+    """Build the console, if its sources have changed, and copy it."""
+    try:
+        built = build_console.build()
+    except subprocess.CalledProcessError as error:
+        raise _failed("the console", error) from error
+    for path in sorted(built.rglob("*")):
+        if path.is_file():
+            copy = target / path.relative_to(built)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+            copy.chmod(0o644)
 
 
 def _buildah(*words: str) -> list[str]:

@@ -77,7 +77,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_bootstrap_is_idempotent(site: Site) -> None:
-    assert len(await site.run(NOW)) == 16
+    assert len(await site.run(NOW)) == 17
     assert await site.run(NOW + timedelta(days=1)) == []
     signer = Signer.from_pem((await site.data("secrets", "hami-signing-key"))["signing.pem"])
     trusted = await site.data("configmaps", "hami-trusted-keys")
@@ -97,6 +97,7 @@ async def test_certificate_that_ends_soon_is_renewed_by_the_same_authority(site:
         "made Secret hami-webhook-tls: the webhook's certificate",
         "made Secret hami-nats-tls: the bus servers' certificate",
         "made Secret hami-registry-tls: the registry's certificate",
+        "made Secret hami-scheduler-tls: the scheduler's certificate",
         "made Secret hami-bind-admission-tls: the scheduler's certificate for bind admission",
     ]
     serving = (await site.data("secrets", "hami-webhook-tls"))["tls.crt"]
@@ -171,7 +172,7 @@ async def test_agents_beside_the_services_need_no_copies(site: Site) -> None:
         service="hami-webhook",
         webhook="hami-webhook",
     )
-    assert len(await site.run(NOW, plan)) == 14
+    assert len(await site.run(NOW, plan)) == 15
     assert await site.run(NOW, plan) == []
 
 

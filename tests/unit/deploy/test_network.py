@@ -110,6 +110,22 @@ def test_pod_with_a_login_to_the_bus_reaches_it_and_is_let_in(where: str, templa
     assert (out, let_in) == (has_login, has_login), where
 
 
+def test_registry_reaches_the_scheduler_and_is_let_in() -> None:
+    (scheduler,) = (one for _, one in PODS if labels_of(one).get(NAME) == "hami-scheduler")
+    for where, template in PODS:
+        is_registry = labels_of(template).get(NAME) == "hami-registry"
+        out = any(
+            9443 in ports(rule) and concerns(rule, "to", scheduler)
+            for rule in rules(template, "egress")
+        )
+        let_in = any(
+            9443 in ports(rule) and concerns(rule, "from", template)
+            for rule in rules(scheduler, "ingress")
+        )
+        reaches_all = any(rule.keys() == {"in"} for rule in rules(template, "egress"))
+        assert (out or reaches_all, let_in) == (is_registry or reaches_all, is_registry), where
+
+
 def test_servers_of_the_bus_reach_each_other() -> None:
     for direction, side in (("ingress", "from"), ("egress", "to")):
         assert any(

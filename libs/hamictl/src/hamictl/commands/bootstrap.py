@@ -44,6 +44,7 @@ AUTHORITY = "hami-ca"
 SERVING = "hami-webhook-tls"
 BUS_SERVING = "hami-nats-tls"
 REGISTRY_SERVING = "hami-registry-tls"
+SCHEDULER_SERVING = "hami-scheduler-tls"
 BIND_ADMISSION_SERVING = "hami-bind-admission-tls"
 AUTHORITY_BUNDLE = "hami-ca"
 """ConfigMap with the certificates of the CA, for clients of the services."""
@@ -79,6 +80,8 @@ class Installation(Struct, frozen=True, kw_only=True):
     """Service of NATS; empty: NATS is external."""
     registry: str = "hami-registry"
     """Service of the registry."""
+    scheduler: str = "hami-scheduler"
+    """Service at which the scheduler answers the registry."""
     bind_admission: str = "hami-bind-admission"
     """Service at which the scheduler reviews Bindings, where that component is installed."""
     authority_valid: timedelta = timedelta(days=3650)
@@ -280,6 +283,8 @@ async def _certificates(kube: KubeApi, installation: Installation, now: datetime
         servings[BUS_SERVING] = (installation.bus, "the bus servers' certificate")
     if installation.registry:
         servings[REGISTRY_SERVING] = (installation.registry, "the registry's certificate")
+    if installation.scheduler:
+        servings[SCHEDULER_SERVING] = (installation.scheduler, "the scheduler's certificate")
     if installation.bind_admission:
         what = "the scheduler's certificate for bind admission"
         servings[BIND_ADMISSION_SERVING] = (installation.bind_admission, what)
