@@ -166,9 +166,8 @@ class Container:
         file = self.here(arguments[arguments.index("--config") + 1])
         text = file.read_text()
         for value in tomllib.loads(text).values():
-            if not isinstance(value, str) or value.startswith(IN_IMAGE):
-                continue
-            if value.startswith("/"):
+            is_path = isinstance(value, str) and value.startswith("/")
+            if is_path and not value.startswith(IN_IMAGE):
                 assert f'"{value}"' in text
                 text = text.replace(f'"{value}"', f'"{self.here(value)}"')
         here = file.with_name(f"here-{file.name}")
