@@ -165,9 +165,9 @@ class Container:
         arguments = self.spec["args"]
         file = self.here(arguments[arguments.index("--config") + 1])
         text = file.read_text()
-        for value in tomllib.loads(text).values():
-            is_path = isinstance(value, str) and value.startswith("/")
-            if is_path and not value.startswith(IN_IMAGE):
+        values = {value for value in tomllib.loads(text).values() if isinstance(value, str)}
+        for value in values:
+            if value.startswith("/") and not value.startswith(IN_IMAGE):
                 assert f'"{value}"' in text
                 text = text.replace(f'"{value}"', f'"{self.here(value)}"')
         here = file.with_name(f"here-{file.name}")
