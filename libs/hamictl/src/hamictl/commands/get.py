@@ -10,6 +10,7 @@ from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
 from hamictl import claimviews, client, kube, options, output, quotatables
 from hamictl.client import Allocation, Device, ModelCapacity, Node
+from hamictl.commands import history
 
 _CLOCK = SystemClock()
 
@@ -17,6 +18,10 @@ _CLOCK = SystemClock()
 @click.group()
 def get() -> None:
     """List nodes, devices, allocations, queues and more."""
+
+
+get.add_command(history.pressure)
+get.add_command(history.workload)
 
 
 @get.command()
