@@ -54,7 +54,7 @@ function NamespaceFilter() {
           list="namespaces"
           autocomplete="off"
           spellcheck={false}
-          pattern="[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+          pattern="[a-z0-9]([a-z0-9\-]*[a-z0-9])?"
           placeholder={t("shell.allNamespaces")}
           onChange={(event) => {
             if (event.currentTarget.validity.valid) setNamespace(event.currentTarget.value.trim());

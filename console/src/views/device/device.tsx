@@ -161,7 +161,11 @@ function Lanes({ timeline }: { timeline: Registry.Timeline }) {
             class="lanes-bar"
             data-color={slice.pod ? colorOfPod(slice.namespace, slice.pod) : "other"}
             title={`${nameOf(slice)} · ${formatMemory(slice.memory_mib, language.value)} · ${formatPercent(slice.core_pct, language.value)}`}
-            style={{ left: `${left}%`, width: `${width}%`, top: `${lane * 24}px` }}
+            style={{
+              left: `min(${left}%, calc(100% - 8px))`,
+              width: `max(${width}%, 8px)`,
+              top: `${lane * 24}px`,
+            }}
           >
             {nameOf(slice)}
           </span>

@@ -30,7 +30,7 @@ export function lanesOf(
       slice,
       lane,
       left: ((begin - fromS) / length) * 100,
-      width: Math.max(((end - begin) / length) * 100, 0.2),
+      width: ((end - begin) / length) * 100,
     });
   }
   return { bars, count: ends.length };
