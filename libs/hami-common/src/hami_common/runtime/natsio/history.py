@@ -36,8 +36,8 @@ from hami_common.runtime.tasks import Backoff
 
 S = TypeVar("S", bound=Struct)
 
-BATCH: Final = 100
-"""Messages of one pull: at most 38 MiB, usually below 1 MiB."""
+BATCH: Final = 250
+"""Messages of one pull: at most 94 MiB, usually below 2 MiB."""
 INACTIVE_S: Final = 5.0
 """Time for which the server keeps the consumer of an ended reading."""
 FILTERS_MOST: Final = 64
