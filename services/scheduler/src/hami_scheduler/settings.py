@@ -84,8 +84,9 @@ class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     discovery_s: float = 10.0
     """Pause before claims are followed again when the API server does not have or deny them."""
     unasked_s: float = 5.0
-    """Time for which a pod in allocation mode ``dra`` waits without a question of kube-scheduler
-    before preemption and the placement of its gang are tried all the same.
+    """Time for which a pod in allocation mode ``dra`` that also has claims of its own waits without
+    a question of kube-scheduler before preemption and the placement of its gang are tried all the
+    same.
     """
     unprepare_wait_s: float = 60.0
     """Longest wait for the node to unprepare a claim whose allocation is gone, before its devices

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Considers waiting pods by claim about which kube-scheduler does not ask (ADR 0039).
 
-Where no node has devices for a pod's claim, kube-scheduler finds no node before it would call the
-extender: the pod would get neither preemption nor its gang's placement nor an explanation. The
+Where no node has devices for a claim that kube-scheduler allocates, it finds no node before it
+would call the extender: the pod would get neither preemption nor its gang's placement nor an
+explanation. These are pods with claims of their own beside that for their resource limits. The
 replica that keeps the claims then asks the extender itself, about the nodes that publish devices
 and that the pod's selectors and tolerations allow. Its answer leaves the same records and
 reservations as one to kube-scheduler, which tries the pod again when claims or slices change.
