@@ -58,28 +58,31 @@ export function PodPage({ namespace, pod }: Name) {
 
 function Now({ namespace, pod }: Name) {
   const queues = useGet("/v1/queues", { query: { namespace }, everyS: EVERY_S });
+  const row = queues.data?.waiting?.find((one) => one.pod === pod);
   const ways = useGet("/v1/whatif/pods/{namespace}/{pod}", {
     params: { namespace, pod },
     everyS: WAYS_EVERY_S,
+    isEnabled: row !== undefined,
   });
-  const row = queues.data?.waiting?.find((one) => one.pod === pod);
-  if (ways.error?.status === 404) {
-    return (
-      <Card title={t("pending.now")}>
-        <Empty>{t("pending.notWaiting")}</Empty>
-      </Card>
-    );
-  }
   return (
-    <>
-      <Place row={row} />
-      <Answered answer={ways}>{({ now }) => <Verdict now={now} />}</Answered>
-    </>
+    <Answered answer={queues}>
+      {() =>
+        row ? (
+          <>
+            <Place row={row} />
+            <Answered answer={ways}>{({ now }) => <Verdict now={now} />}</Answered>
+          </>
+        ) : (
+          <Card title={t("pending.now")}>
+            <Empty>{t("pending.notWaiting")}</Empty>
+          </Card>
+        )
+      }
+    </Answered>
   );
 }
 
-function Place({ row }: { row: Scheduler.WaitingRow | undefined }) {
-  if (!row) return null;
+function Place({ row }: { row: Scheduler.WaitingRow }) {
   const ahead = amountsText(row.ahead);
   return (
     <Figures>
