@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Registry } from "../generated/api.ts";
 import { csvOf, focusRow } from "../src/views/usage/focus.ts";
-import { formatDeviceHours, formatMoney, intervalOf } from "../src/views/usage/range.ts";
+import { formatDeviceTime, formatMoney, intervalOf } from "../src/views/usage/range.ts";
 
 function row(name: string): Registry.ConsumptionRow {
   return {
@@ -86,8 +86,9 @@ test("a row names its pod and namespace", () => {
 });
 
 test("hours and money have two digits", () => {
-  assert.equal(formatDeviceHours(5_400, "en"), "1.5 h");
-  assert.equal(formatDeviceHours(null, "en"), "–");
+  assert.equal(formatDeviceTime(5_400, "en"), "1.5 h");
+  assert.equal(formatDeviceTime(125, "en"), "2 min 5 s");
+  assert.equal(formatDeviceTime(null, "en"), "–");
   assert.equal(formatMoney(2.5, "EUR", "en"), "EUR\u00a02.50");
   assert.equal(formatMoney(null, "EUR", "en"), "–");
 });

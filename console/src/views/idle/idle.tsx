@@ -21,7 +21,7 @@ import {
   Status,
   Table,
 } from "../../ui/index.ts";
-import { formatDeviceHours, formatMoney } from "../usage/range.ts";
+import { formatDeviceTime, formatMoney } from "../usage/range.ts";
 
 const MINUTES = [1, 5, 30, 60, 240, 1440] as const;
 const EVERY_S = 30;
@@ -77,7 +77,7 @@ function IdleShares({ answer }: { answer: Registry.IdleList }) {
           value={<Count value={items.length} />}
           tone={items.length ? "warn" : "ok"}
         />
-        <Figure label={t("idle.lost")} value={formatDeviceHours(lost, language.value)} />
+        <Figure label={t("idle.lost")} value={formatDeviceTime(lost, language.value)} />
         {currency ? (
           <Figure label={t("idle.cost")} value={formatMoney(cost, currency, language.value)} />
         ) : null}
@@ -146,7 +146,7 @@ function columnsOf(answer: Registry.IdleList): Column<Registry.IdleShare>[] {
       title: t("idle.lost"),
       align: "right",
       value: (one) => one.lost_s,
-      cell: (one) => <span class="amount">{formatDeviceHours(one.lost_s, locale)}</span>,
+      cell: (one) => <span class="amount">{formatDeviceTime(one.lost_s, locale)}</span>,
     },
     ...(answer.currency
       ? [

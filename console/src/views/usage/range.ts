@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Intervals of time that the view asks for, and its amounts as text.
 
-import { formatNumber, NO_VALUE } from "../../format.ts";
+import { formatDuration, formatNumber, NO_VALUE } from "../../format.ts";
 
 export const RANGES = ["1h", "24h", "7d", "custom"] as const;
 export type RangeName = (typeof RANGES)[number];
@@ -27,9 +27,11 @@ export function intervalOf(
   return { from: (from / 1000).toFixed(3), to: (to / 1000).toFixed(3) };
 }
 
-/** Device-seconds as hours with two digits. */
-export function formatDeviceHours(seconds: number | null | undefined, locale: string): string {
-  if (seconds === null || seconds === undefined) return NO_VALUE;
+/** Device-seconds as hours with two digits; less than an hour as minutes and seconds. */
+export function formatDeviceTime(seconds: number | null | undefined, locale: string): string {
+  if (seconds === null || seconds === undefined || seconds < 3600) {
+    return formatDuration(seconds, locale);
+  }
   return `${formatNumber(seconds / 3600, locale, 2)} h`;
 }
 

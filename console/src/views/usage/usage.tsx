@@ -21,7 +21,7 @@ import {
 } from "../../ui/index.ts";
 import { type Bar, StackedBars } from "./bars.tsx";
 import { csvOf } from "./focus.ts";
-import { formatDeviceHours, formatMoney, intervalOf, RANGES, type RangeName } from "./range.ts";
+import { formatDeviceTime, formatMoney, intervalOf, RANGES, type RangeName } from "./range.ts";
 
 const BYS = ["namespace", "queue", "model", "node", "pod"] as const;
 type By = (typeof BYS)[number];
@@ -105,7 +105,7 @@ export function UsageView() {
 
 function Consumption({ answer }: { answer: Registry.Consumption }) {
   const { total, fleet, currency } = answer;
-  const hours = (seconds: number) => formatDeviceHours(seconds, language.value);
+  const hours = (seconds: number) => formatDeviceTime(seconds, language.value);
   const money = (amount: number | null) => formatMoney(amount, currency, language.value);
   const part = (seconds: number) =>
     total.reserved_s
@@ -216,14 +216,14 @@ function barOf(row: Registry.ConsumptionRow, by: By): Bar {
       name,
       label: t(`usage.${name}`),
       value,
-      text: formatDeviceHours(value, language.value),
+      text: formatDeviceTime(value, language.value),
     };
   });
   return {
     name: row.name,
     label: nameOf(row, by),
     parts,
-    text: formatDeviceHours(row.reserved_s, language.value),
+    text: formatDeviceTime(row.reserved_s, language.value),
   };
 }
 
@@ -247,7 +247,7 @@ function columnsOf(answer: Registry.Consumption): Column<Registry.ConsumptionRow
       key,
       t(`usage.${key}`),
       (row) => row[`${key}_s`],
-      (value) => formatDeviceHours(value, locale),
+      (value) => formatDeviceTime(value, locale),
     );
   const money = (value: number | null) => formatMoney(value, answer.currency, locale);
   return [

@@ -353,7 +353,7 @@ def test_a_share_is_not_idle_while_it_works_or_is_not_measured_or_released() -> 
     assert idle(devices("a"), record(0.0)).items == ()
 
 
-def test_idle_since_before_the_measurement_is_told() -> None:
+def test_idle_since_before_the_measurement_is_reported() -> None:
     told = [devices("a"), record(-500.0)]
     told += [usage(60.0 * i, launches=0) for i in range(17)]
     (share,) = idle(*told).items

@@ -44,7 +44,7 @@ _WEEK_MINUTES: Final = 7 * 24 * 60
     type=click.Choice(BYS),
     default="namespace",
     show_default=True,
-    help="What to sum up by.",
+    help="Attribute by which time is summed up.",
 )
 @options.only_namespace_option
 @options.registry_option
@@ -60,8 +60,8 @@ _WEEK_MINUTES: Final = 7 * 24 * 60
 def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format_: str) -> None:
     """Show device hours reserved, used and wasted, and their price.
 
-    Also shows what sharing saves against whole devices. A share counts with the larger of its parts
-    of memory and compute of the device.
+    Also shows what sharing saves against whole devices. A share counts with the larger of its
+    parts of memory and compute of the device.
     """
     now_s = SystemClock().now_s()
     answer = client.read(

@@ -334,7 +334,7 @@ def within(amount: int, growth: Growth, *, start_ms: int, end_ms: int) -> int:
 
 
 class Spent(Struct, kw_only=True):
-    """What one allocation did with its part of one device; device time in nanoseconds."""
+    """Use of one device by one allocation; device time in nanoseconds."""
 
     used_ns: int = 0
     wasted_ns: int = 0

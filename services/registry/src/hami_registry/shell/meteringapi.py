@@ -59,7 +59,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="consumption",
         text=(
             "Device time that pods reserved, used and wasted, what it costs, and what sharing "
-            "saves against whole devices. What was released before complete_since_s is missing."
+            "saves against whole devices. Allocations released before complete_since_s are missing."
         ),
         answer=Consumption,
         parameters=(
@@ -76,7 +76,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter(
                 name="by",
                 place="query",
-                text="What to sum up by; namespace when absent.",
+                text="Attribute by which time is summed up; namespace when absent.",
                 values=BYS,
             ),
             _NAMESPACE,
