@@ -86,7 +86,7 @@ async def _open_usage(page: Page, cluster: Cluster, by: str = "") -> Any:
         await page.goto(f"{cluster.url('registry')}/console/usage")
     if by:
         async with _answer_of(page, f"by={by}") as found:
-            await page.get_by_label("By", exact=True).select_option(by)
+            await page.get_by_role("combobox", name="By", exact=True).select_option(by)
     await expect(page.get_by_role("table", name="Usage")).to_be_visible()
     return found[0]
 
@@ -172,7 +172,7 @@ async def test_a_tenant_sees_its_namespace_only(
     await page.goto(f"{cluster.url('registry')}/console/usage")
     await expect(page.get_by_role("alert")).to_contain_text("You may not read this")
     async with _answer_of(page, f"namespace={TENANT}") as found:
-        await page.get_by_label("Namespace", exact=True).fill(TENANT)
+        await page.locator("input[name=namespace]").fill(TENANT)
         await page.keyboard.press("Enter")
     await expect(page.get_by_role("table", name="Usage")).to_be_visible()
     assert [one["name"] for one in found[0]["items"]] == [TENANT]
@@ -208,13 +208,14 @@ async def _token_of_tenant(cluster: Cluster) -> str:
 async def test_idle_shares_are_shown_once_they_are_idle(
     page: Page, cluster: Cluster, no_violations: Check, screenshot: Shoot
 ) -> None:
+    await cluster.create_pod(small_pod("too-large", memory_mib=5 * MIB))
     await page.goto(f"{cluster.url('registry')}/console/idle")
     await expect(page.get_by_text("No share was idle for 30 minutes.")).to_be_visible()
     with anyio.fail_after(120):
         while len((await _get(page, cluster, "/v1/idle?minutes=1"))["items"]) < 2:
             await anyio.sleep(1)
     async with _answer_of(page, "minutes=1") as found:
-        await page.get_by_label("Idle for at least").select_option("1")
+        await page.get_by_role("combobox", name="Idle for at least").select_option("1")
     table = page.get_by_role("table", name="Idle shares")
     for share in found[0]["items"]:
         row = table.get_by_role("row", name=f"{share['namespace']} {share['pod']}")
@@ -223,5 +224,7 @@ async def test_idle_shares_are_shown_once_they_are_idle(
         assert share["lost_s"] == pytest.approx(
             PART * (found[0]["to_s"] - share["since_s"]), rel=0.01
         )
+    waiting = page.get_by_role("table", name="Pods waiting meanwhile")
+    await expect(waiting.get_by_role("row", name="default too-large")).to_be_visible(timeout=40_000)
     await no_violations(page)
     await screenshot(page, "idle")

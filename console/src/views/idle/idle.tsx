@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares that are reserved and did no work on their device for some time.
+// Shares that are reserved and did no work on their device for some time, and the pods that wait meanwhile.
 
 import { useState } from "preact/hooks";
 import type { Registry } from "../../../generated/api.ts";
@@ -16,6 +16,7 @@ import {
   Figure,
   Figures,
   Memory,
+  now,
   Page,
   Percent,
   Status,
@@ -30,6 +31,10 @@ export function IdleView() {
   const [minutes, setMinutes] = useState(30);
   const answer = useGet("/v1/idle", {
     query: { minutes, namespace: namespace.value },
+    everyS: EVERY_S,
+  });
+  const waiting = useGet("/v1/waiting", {
+    query: { namespace: namespace.value },
     everyS: EVERY_S,
   });
   return (
@@ -56,6 +61,9 @@ export function IdleView() {
       }
     >
       <Answered answer={answer}>{(found) => <IdleShares answer={found} />}</Answered>
+      <Card title={t("idle.waiting")}>
+        <Answered answer={waiting}>{({ items }) => <Waiting pods={items} />}</Answered>
+      </Card>
     </Page>
   );
 }
@@ -98,6 +106,31 @@ function IdleShares({ answer }: { answer: Registry.IdleList }) {
         <p class="muted">{t("idle.byDriver")}</p>
       ) : null}
     </>
+  );
+}
+
+/** Pods that wait while shares are idle. */
+function Waiting({ pods }: { pods: readonly Registry.Waiting[] }) {
+  if (!pods.length) return <Empty>{t("idle.noneWaits")}</Empty>;
+  const columns: Column<Registry.Waiting>[] = [
+    { key: "namespace", title: t("idle.namespace"), value: (one) => one.namespace },
+    { key: "pod", title: t("idle.pod"), value: (one) => one.pod },
+    {
+      key: "since",
+      title: t("idle.waitsFor"),
+      align: "right",
+      value: (one) => now.value / 1000 - one.since_s,
+      cell: (one) => <Duration seconds={Math.max(0, now.value / 1000 - one.since_s)} />,
+    },
+    { key: "reason", title: t("idle.reason"), value: (one) => one.text },
+  ];
+  return (
+    <Table
+      label={t("idle.waiting")}
+      rows={pods}
+      columns={columns}
+      rowKey={(one) => `${one.namespace}/${one.pod}`}
+    />
   );
 }
 

@@ -9,6 +9,7 @@ an answer together have its total.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -258,9 +259,9 @@ class Meter(Struct, frozen=True, kw_only=True):
                 spend(spent, piece, held, self.use.samples_of(life, piece.device.uuid))
                 for sums in (groups[name], total):
                     _add(sums, piece, held, spent, price or 0)
-                    if held.life not in counted:
-                        self._count(sums, life)
-                counted.add(held.life)
+                if held.life not in counted:
+                    counted.add(held.life)
+                    self._count((groups[name], total), life)
             for sums in (*(groups[name] for name in occupied), *((total,) if occupied else ())):
                 sums.occupied += PPM * piece.length_ms
         has_prices = bool(self.prices.currency)
@@ -357,14 +358,24 @@ class Meter(Struct, frozen=True, kw_only=True):
     def _slices(self) -> Iterable[Slice]:
         return slices(self.lives, self.listings, start_ms=self.start_ms, end_ms=self.end_ms)
 
-    def _count(self, sums: _Sums, life: Life) -> None:
+    def _count(self, several: Iterable[_Sums], life: Life) -> None:
         """Add the counters of an allocation; they count for the first of its devices."""
+        start_ms, end_ms = self.start_ms, self.end_ms
+        device_ms = waited_ms = refusals = 0
         for growth in self.use.growths_of(life):
-            for name in ("device_ms", "waited_ms", "refusals"):
-                part = within(
-                    getattr(growth, name), growth, start_ms=self.start_ms, end_ms=self.end_ms
-                )
-                setattr(sums, name, getattr(sums, name) + part)
+            if start_ms <= growth.start_ms and growth.end_ms <= end_ms:
+                device_ms += growth.device_ms
+                waited_ms += growth.waited_ms
+                refusals += growth.refusals
+            elif growth.start_ms < end_ms and growth.end_ms > start_ms:
+                part = partial(within, growth=growth, start_ms=start_ms, end_ms=end_ms)
+                device_ms += part(growth.device_ms)
+                waited_ms += part(growth.waited_ms)
+                refusals += part(growth.refusals)
+        for sums in several:
+            sums.device_ms += device_ms
+            sums.waited_ms += waited_ms
+            sums.refusals += refusals
 
     def _unknown(self, namespace: str) -> int:
         """Count the allocations whose amounts are not known for a part of the interval."""

@@ -273,22 +273,26 @@ def _sample(
     start_ms = max(before_ms, time_ms - GAPS * every_ms)
     merged: dict[tuple[str, str], Sample] = {}
     for key, several in shares.items():
-        is_counted = key in found and bool(found[key].launches or found[key].device_ms)
+        counted_ppm, is_counted = 0, False
+        if key in found:
+            start, end, device_ms, _, _ = grown[key]
+            counted_ppm = device_ms * PPM // ((end - start) * len(several))
+            is_counted = bool(found[key].launches or found[key].device_ms)
         for share in several:
-            compute_ppm = share.core_pct * (PPM // 100)
-            if is_counted:
-                growth = grown[key]
-                length_ms = growth.end_ms - growth.start_ms
-                compute_ppm = growth.device_ms * PPM // (length_ms * len(several))
+            used_mib = share.used_mib
+            compute_ppm = counted_ppm if is_counted else share.core_pct * (PPM // 100)
             place = (share.allocation_id or share.pod_uid, share.uuid)
             other = merged.get(place)
-            merged[place] = Sample(
-                start_ms=start_ms,
-                end_ms=time_ms,
-                used_mib=share.used_mib + (other.used_mib if other else 0),
-                compute_ppm=compute_ppm + (other.compute_ppm if other else 0),
-                is_counted=is_counted and (other is None or other.is_counted),
-            )
+            if other is None:
+                merged[place] = Sample(start_ms, time_ms, used_mib, compute_ppm, is_counted)
+            else:
+                merged[place] = Sample(
+                    start_ms,
+                    time_ms,
+                    used_mib + other.used_mib,
+                    compute_ppm + other.compute_ppm,
+                    is_counted and other.is_counted,
+                )
     for place, sample in merged.items():
         use.samples[place].append(sample)
     return found
@@ -300,25 +304,31 @@ def _named(shares: Sequence[ShareUsage], key: _Container) -> str:
 
 def _counters(one: ContainerUsage, time_ms: int) -> _Counters:
     return _Counters(
-        time_ms=time_ms,
-        launches=one.launches,
-        device_ms=milliseconds(one.device_time_s),
-        waited_ms=milliseconds(one.waited_s),
-        refusals=one.refusals,
+        time_ms,
+        one.launches,
+        milliseconds(one.device_time_s),
+        milliseconds(one.waited_s),
+        one.refusals,
     )
 
 
 def _growth(before: _Counters | None, now: _Counters, before_ms: int) -> Growth:
     """Return the growth since the sample before; a container that is new began with zeros."""
-    start = before or _Counters(before_ms, 0, 0, 0, 0)
-    has_restarted = any(new < old for new, old in zip(now[1:], start[1:], strict=True))
-    base = _Counters(start.time_ms, 0, 0, 0, 0) if has_restarted else start
+    if before is None:
+        return Growth(before_ms, now.time_ms, now.device_ms, now.waited_ms, now.refusals)
+    if (
+        now.launches < before.launches
+        or now.device_ms < before.device_ms
+        or now.waited_ms < before.waited_ms
+        or now.refusals < before.refusals
+    ):
+        return Growth(before.time_ms, now.time_ms, now.device_ms, now.waited_ms, now.refusals)
     return Growth(
-        start_ms=start.time_ms,
-        end_ms=now.time_ms,
-        device_ms=now.device_ms - base.device_ms,
-        waited_ms=now.waited_ms - base.waited_ms,
-        refusals=now.refusals - base.refusals,
+        before.time_ms,
+        now.time_ms,
+        now.device_ms - before.device_ms,
+        now.waited_ms - before.waited_ms,
+        now.refusals - before.refusals,
     )
 
 
@@ -346,18 +356,23 @@ class Spent(Struct, kw_only=True):
 
 def spend(spent: Spent, piece: Slice, held: Held, samples: Sequence[Sample]) -> None:
     """Add what ``samples`` show about one allocation's part of a slice."""
-    device = piece.device
+    capacity_mib, capacity_pct = piece.device.capacity_mib, piece.device.capacity_core_pct
+    reserved_ppm = held.ppm
+    used_ns = measured_ns = idle_ns = used_mib_ms = 0
     first = bisect_right(samples, piece.start_ms, key=attrgetter("end_ms"))
-    for sample in samples[first:]:
-        if sample.start_ms >= piece.end_ms:
+    for number in range(first, len(samples)):
+        start_ms, end_ms, used_mib, device_ppm, _ = samples[number]
+        if start_ms >= piece.end_ms:
             break
-        length_ms = min(sample.end_ms, piece.end_ms) - max(sample.start_ms, piece.start_ms)
-        compute_ppm = (
-            sample.compute_ppm * 100 // device.capacity_core_pct if device.capacity_core_pct else 0
-        )
-        part = min(held.ppm, max(_part(sample.used_mib, device.capacity_mib), compute_ppm))
-        spent.used_ns += part * length_ms
-        spent.wasted_ns += (held.ppm - part) * length_ms
-        spent.used_mib_ms += sample.used_mib * length_ms
+        length_ms = min(end_ms, piece.end_ms) - max(start_ms, piece.start_ms)
+        compute_ppm = device_ppm * 100 // capacity_pct if capacity_pct else 0
+        part = max(_part(used_mib, capacity_mib), compute_ppm)
+        used_ns += min(part, reserved_ppm) * length_ms
+        measured_ns += reserved_ppm * length_ms
+        used_mib_ms += used_mib * length_ms
         if not compute_ppm:
-            spent.idle_ns += held.ppm * length_ms
+            idle_ns += reserved_ppm * length_ms
+    spent.used_ns += used_ns
+    spent.wasted_ns += measured_ns - used_ns
+    spent.idle_ns += idle_ns
+    spent.used_mib_ms += used_mib_ms

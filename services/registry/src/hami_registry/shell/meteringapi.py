@@ -24,7 +24,7 @@ from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.kubeauth import Access
-from hami_common.runtime.natsio.history import FILTERS_MOST, History
+from hami_common.runtime.natsio.history import FILTERS_MOST, Event, History
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
 from hami_common.units import whole
@@ -41,6 +41,12 @@ BEFORE_S: Final = 660.0
 """Samples read from before the interval, to which counters in it are compared."""
 CLOCKS_S: Final = 60.0
 """Largest difference between a record's time and the time at which it is stored."""
+SAMPLES: Final = 288
+"""Samples of each node that are taken of an interval, if there are few nodes."""
+SAMPLES_MOST: Final = 10_000
+"""Samples that are taken of all nodes, up to ``STEP_MOST_S``: some 1.5 s with 16 shares each."""
+STEP_MOST_S: Final = 540.0
+"""Longest time between two samples of a node: below the time that one sample covers at most."""
 BEGINS_MOST: Final = 2048
 """Allocations whose reservation is looked for before the interval."""
 _TIME_MOST: Final = 1e11
@@ -160,7 +166,7 @@ class MeteringApi:
         to_s = self._clock.now_s()
         from_s = to_s - max(DAY_S, minutes * 60.0 + BEFORE_S)
         with self._questions.hold(request.caller, is_operator=not namespace):
-            meter, cut = await self._meter(from_s, to_s, namespace)
+            meter, cut = await self._meter(from_s, to_s, namespace, most_s=minutes * 60 / 3)
         answer = await anyio.to_thread.run_sync(
             lambda: meter.idle(minutes=minutes, namespace=namespace, cut=cut)
         )
@@ -179,14 +185,20 @@ class MeteringApi:
                 return event.stored_s
         return self._clock.now_s()
 
-    async def _meter(self, from_s: float, to_s: float, namespace: str) -> tuple[Meter, str]:
-        """Read everything about an interval; with the reason for which events are missing."""
+    async def _meter(
+        self, from_s: float, to_s: float, namespace: str, *, most_s: float = STEP_MOST_S
+    ) -> tuple[Meter, str]:
+        """Read everything about an interval; with the reason for which events are missing.
+
+        Samples of a node that are closer than a step, at most ``most_s``, are skipped: counters
+        are cumulative.
+        """
         ledger, cut = await self._ledger(from_s, to_s)
         devices = list(self._projection.published())
         found, cut_devices = await self._read("device.*.*", NodeDevices)
         devices += found
         nodes = {one.node for one in ledger if namespace in ("", one.namespace)}
-        usage, cut_usage = await self._usage(nodes, from_s, to_s)
+        usage, cut_usage = await self._usage(nodes, from_s, to_s, most_s)
 
         def meter() -> Meter:
             return Meter.of(
@@ -219,16 +231,35 @@ class MeteringApi:
         return records, cut
 
     async def _usage(
-        self, nodes: set[str], from_s: float, to_s: float
+        self, nodes: set[str], from_s: float, to_s: float, most_s: float
     ) -> tuple[list[UsageRecord], str]:
-        if not nodes:
-            return [], ""
-        filters: Sequence[str] | str = "usage.*"
+        step_s = max((to_s - from_s) / SAMPLES, len(nodes) * (to_s - from_s) / SAMPLES_MOST)
+        step_s = min(step_s, most_s)
+        filters = [f"{subjects.EVENT_PREFIX}.usage.*"]
         if len(nodes) <= FILTERS_MOST:
             filters = [subjects.usage_event(node) for node in sorted(nodes)]
-        return await self._read(
-            filters, UsageRecord, since_s=from_s - BEFORE_S, until_s=to_s + CLOCKS_S
-        )
+        if not filters:
+            return [], ""
+        kept: dict[str, float] = {}
+        """Time of the last sample that was taken, by subject."""
+        skipped: dict[str, Event] = {}
+        """Newest sample since then."""
+        found: list[Event] = []
+        async with (
+            self._history.read(filters, since_s=from_s - BEFORE_S) as reading,
+            aclosing(reading.events()) as events,
+        ):
+            async for event in events:
+                if event.stored_s > to_s + CLOCKS_S:
+                    break
+                if event.stored_s < kept.get(event.subject, 0.0) + step_s:
+                    skipped[event.subject] = event
+                    continue
+                found.append(event)
+                kept[event.subject] = event.stored_s
+                skipped.pop(event.subject, None)
+        records = (event.record(UsageRecord) for event in (*found, *skipped.values()))
+        return [record for record in records if record is not None], reading.cut
 
     async def _read(
         self,
