@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time machine compares policies on recorded pods, and shows the fleet of a past time."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from hami_sim.cluster import Cluster
+from tests.console.conftest import POD_MIB, Check, Shoot
+
+pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
+
+TOKEN = "sessionStorage.getItem('hami-token')"
+POLICIES = [
+    {"node_policy": "binpack", "device_policy": ["binpack"]},
+    {"node_policy": "spread", "device_policy": ["spread"]},
+]
+
+
+async def _open(page: Page, cluster: Cluster) -> None:
+    await page.goto(f"{cluster.url('registry')}/console/timemachine")
+    await page.get_by_role("heading", name="Time machine").wait_for()
+
+
+async def _compared(page: Page, cluster: Cluster) -> Any:
+    answer = await page.request.post(
+        f"{cluster.url('registry')}/v1/whatif/policy",
+        data={"hours": 1, "policies": POLICIES},
+        headers={"Authorization": f"Bearer {await page.evaluate(TOKEN)}"},
+    )
+    assert answer.ok, await answer.text()
+    return await answer.json()
+
+
+async def test_policies_are_compared_with_the_record(
+    page: Page, cluster: Cluster, no_violations: Check, screenshot: Shoot
+) -> None:
+    await _open(page, cluster)
+    await page.get_by_role("combobox", name="Period").select_option("last hour")
+    await page.get_by_role("button", name="Compare").click()
+    table = page.get_by_role("table", name="Comparison")
+    await table.wait_for()
+    answer = await _compared(page, cluster)
+    packed, spread = answer["results"]
+    # Both pods fit on one device: binpack fills it more than spread fills two.
+    assert answer["arrivals"] >= 2
+    assert packed["devices_used_peak"] < spread["devices_used_peak"]
+    assert packed["used_devices_full_peak"] > spread["used_devices_full_peak"]
+    names = ("as recorded", "binpack / binpack", "spread / spread")
+    for name, result in zip(names, (answer["recorded"], packed, spread), strict=True):
+        cells = await table.get_by_role("row", name=name).get_by_role("cell").all_text_contents()
+        assert cells[0] == name
+        assert [int(cell) for cell in cells[1:4]] == [
+            result["placed_at_once"],
+            result["waited"],
+            result["never_placed"],
+        ]
+        assert cells[6] == f"{round(100 * result['used_devices_full_peak'], 1):g} %"
+    figure = page.locator(".figure", has_text="Pods arrived").locator(".amount")
+    await expect(figure).to_have_text(str(answer["arrivals"]))
+    chart = page.get_by_role("img", name="Devices in use")
+    last = {
+        name: r["series"]["devices_used"][-1]
+        for name, r in zip(names[1:], (packed, spread), strict=True)
+    }
+    for name, value in last.items():
+        await expect(chart).to_have_attribute(
+            "aria-label", re.compile(re.escape(f"{name}: {value}"))
+        )
+    await no_violations(page)
+    await screenshot(page, "timemachine")
+
+
+async def test_fleet_of_a_time_names_its_holders(
+    page: Page, cluster: Cluster, no_violations: Check
+) -> None:
+    await _open(page, cluster)
+    now = await _now(page)
+    await _show(page, now)
+    table = page.get_by_role("table", name="Shares at that time")
+    for name in ("first", "second"):
+        node = (await cluster.pod(name)).spec.node_name
+        row = table.get_by_role("row", name=f"default/{name}")
+        cells = await row.get_by_role("cell").all_text_contents()
+        assert [cells[1], cells[2], cells[4]] == ["running", node, f"{POD_MIB:,} MiB"]
+    await no_violations(page)
+    await _show(page, now - timedelta(hours=6))
+    await expect(page.get_by_text("No pod held a device at that time.")).to_be_visible()
+    await expect(page.get_by_text("of 12 devices")).to_be_visible()
+
+
+async def test_time_of_the_future_is_refused(
+    page: Page, cluster: Cluster, expected_errors: list[str]
+) -> None:
+    expected_errors.append("400")
+    await _open(page, cluster)
+    await _show(page, await _now(page) + timedelta(days=2))
+    await expect(page.get_by_role("alert")).to_contain_text("not a time of the last seven days")
+
+
+async def _now(page: Page) -> datetime:
+    """The browser's time, as its fields have it."""
+    return datetime.fromisoformat(await page.evaluate("new Date().toLocaleString('sv-SE')"))
+
+
+async def _show(page: Page, at: datetime) -> None:
+    await page.get_by_label("Time", exact=True).fill(at.isoformat(timespec="seconds"))
+    await page.get_by_role("button", name="Show the fleet").click()
