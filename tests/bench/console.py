@@ -8,8 +8,9 @@ has ``nodes``, ``devices``, ``shares``, ``snapshot_bytes`` and ``snapshot_gzip_b
 ``snapshot_first_s`` (with all nodes to pack) and ``snapshot_next_s`` (median), ``viewers``,
 ``changes_per_s`` as written, ``idle_cpu`` (same changes, no viewer) and ``cpu`` (with viewers) as
 parts of one CPU, ``memory_mib``, ``events``, ``event_bytes`` per viewer and second, and ``delay_s``
-(median and worst, from the write to the viewer). Exit code 1 when the compressed snapshot passes
-1 MB, or a viewer was cut or misses a change.
+(median and worst, from the write to the viewer). ``bundle_bytes`` and ``browser`` are of the map in
+Chromium (``tests.bench.console_browser``), while changes go on. Exit code 1 when the compressed
+snapshot passes 1 MB, or a viewer was cut or misses a change.
 """
 
 import argparse
@@ -40,7 +41,9 @@ from hami_common.model.placement import ContainerShares, Share
 from hami_common.ports import Write
 from hami_common.runtime.natsio import Bus, NatsBucket, NatsPublisher, connect, ensure_bus
 from hami_sim.natsd import run_nats_server
+from tests.bench import console_browser
 from tests.support.fleet import FleetClient, next_event
+from tools import build_console
 
 LIMIT_BYTES = 1_000_000
 DEVICES = 8
@@ -295,7 +298,22 @@ class Viewer:
                         self.delays.append(now - at)
 
 
-async def measure(flags: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], bool]:
+async def shown(
+    writer: Writer, registry: Registry, flags: argparse.Namespace
+) -> dict[str, Any] | None:
+    """Measure the map in a browser while changes are written; None without runs."""
+    if not flags.browser_runs:
+        return None
+    async with anyio.create_task_group() as changing:
+        changing.start_soon(writer.change, flags.rate, time.monotonic() + 3600)
+        found = await console_browser.measure(registry.url, flags.browser_runs)
+        changing.cancel_scope.cancel()
+    return found
+
+
+async def measure(
+    flags: argparse.Namespace, folder: Path, console: Path
+) -> tuple[dict[str, Any], bool]:
     """Run the measurement; the document, and whether all conditions hold."""
     chance = random.Random(flags.seed)
     log = folder / "registry.log"
@@ -319,8 +337,12 @@ async def measure(flags: argparse.Namespace, folder: Path) -> tuple[dict[str, An
                 ]
             )
         await writer.fill(flags.shares)
-        limits = ("listener_limit_per_caller=200", "listener_limit=400")
-        async with running(nats.url, log, *limits) as registry:
+        settings = (
+            "listener_limit_per_caller=200",
+            "listener_limit=400",
+            f"console_dir={console}",
+        )
+        async with running(nats.url, log, *settings) as registry:
             group.start_soon(beat, NatsPublisher(bus), flags.nodes)
 
             async def load(accept: str) -> tuple[bytes, float]:
@@ -362,6 +384,7 @@ async def measure(flags: argparse.Namespace, folder: Path) -> tuple[dict[str, An
                 viewing.cancel_scope.cancel()
             await anyio.sleep(1.2)
             later = FleetClient(json.loads((await load("identity"))[0]))
+            browser = await shown(writer, registry, flags)
         group.cancel_scope.cancel()
     others = viewers[1:] or viewers
     delays = viewers[0].delays
@@ -389,6 +412,8 @@ async def measure(flags: argparse.Namespace, folder: Path) -> tuple[dict[str, An
         },
         "viewers_cut": cut,
         "equals_later_snapshot": is_equal,
+        "bundle_bytes": console_browser.bundle_bytes(console),
+        "browser": browser,
     }
     return document, is_equal and not cut and len(small) <= LIMIT_BYTES
 
@@ -402,10 +427,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rate", type=float, default=50.0, help="messages per second")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--browser-runs", type=int, default=5, help="0: without a browser")
     parser.add_argument("--json", default="-", help="file, or - for standard output")
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
-        document, is_good = anyio.run(measure, flags, Path(name))
+        document, is_good = anyio.run(measure, flags, Path(name), build_console.build())
     text = json.dumps(document, indent=2) + "\n"
     if flags.json == "-":
         sys.stdout.write(text)

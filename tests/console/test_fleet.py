@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -60,18 +61,18 @@ async def _api(page: Page, cluster: Cluster, token: str, path: str) -> Any:
 @asynccontextmanager
 async def _pods(cluster: Cluster, *manifests: dict[str, Any]) -> AsyncIterator[None]:
     """Running pods that are deleted afterwards: the modules of a worker share the cluster."""
-    names = [one["metadata"]["name"] for one in manifests]
+    names: list[str] = [one["metadata"]["name"] for one in manifests]
     try:
         for one in manifests:
             await cluster.create_pod(one)
         for name in names:
-            await cluster.until(f"{name} runs", lambda name=name: cluster.pod_is(name, "Running"))
+            await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
         yield
     finally:
         for name in names:
             await cluster.delete_pod(name)
         for name in names:
-            await cluster.until(f"{name} is gone", lambda name=name: cluster.pod_is_gone(name))
+            await cluster.until(f"{name} is gone", partial(cluster.pod_is_gone, name))
 
 
 def _on(uuid: str, name: str, *, memory_mib: int, core_pct: int = 0) -> dict[str, Any]:
@@ -299,3 +300,12 @@ async def test_views_have_no_serious_violations(
     await no_violations(page)
     await _open(page, cluster, view="devices")
     await no_violations(page)
+
+
+@pytest.mark.parametrize("view", ["fleet", "devices"])
+async def test_views_fit_a_narrow_screen(page: Page, cluster: Cluster, view: str) -> None:
+    await page.set_viewport_size({"width": 400, "height": 800})
+    await _open(page, cluster, "?table=1", view=view)
+    await page.locator(".figure").first.wait_for()
+    overflow = "e => e.scrollWidth - e.clientWidth"
+    assert await page.locator("#content").evaluate(overflow) == 0

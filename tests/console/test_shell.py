@@ -52,7 +52,8 @@ async def test_token_that_expires_leads_to_the_login(
     await expect(page.get_by_role("alert")).to_contain_text("no longer accepted")
 
 
-async def test_language_is_switched_and_kept(page: Page) -> None:
+async def test_language_is_switched_and_kept(page: Page, cluster: Cluster) -> None:
+    await page.goto(f"{cluster.url('registry')}/console/capacity")
     await page.get_by_label("Language").select_option("zh")
     await expect(page.get_by_role("heading", name="容量", exact=True)).to_be_visible()
     await page.reload()
@@ -152,8 +153,9 @@ async def test_login_has_no_violations(
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-async def test_page_does_not_scroll_sideways(page: Page, width: int) -> None:
+async def test_page_does_not_scroll_sideways(page: Page, cluster: Cluster, width: int) -> None:
     await page.set_viewport_size({"width": width, "height": 800})
+    await page.goto(f"{cluster.url('registry')}/console/capacity")
     await page.get_by_role("heading", name="Capacity", exact=True).wait_for()
     overflow = "(e => e.scrollWidth - e.clientWidth)"
     assert await page.evaluate(f"{overflow}(document.documentElement)") == 0
