@@ -20,7 +20,9 @@ export type Live = {
   error: ApiError | undefined;
 };
 
-const live = signal<Live>({ fleet: new Fleet(), revision: 0, error: undefined });
+const NOTHING: Live = { fleet: new Fleet(), revision: 0, error: undefined };
+
+const live = signal(NOTHING);
 let current: { key: string; stop: () => void } | undefined;
 let viewers = 0;
 let leaving: ReturnType<typeof setTimeout> | undefined;
@@ -52,6 +54,7 @@ function start(key: string, chosen: string): void {
 function stop(): void {
   current?.stop();
   current = undefined;
+  live.value = NOTHING;
 }
 
 /** The fleet as far as the caller may see it; the component renders again with each change. */
@@ -71,10 +74,10 @@ export function useFleet(): Live {
       if (viewers === 0) leaving = setTimeout(stop, LINGER_MS);
     };
   }, [key, chosen]);
-  return current === undefined || current.key === key ? live.value : EMPTY;
+  // Read in any case: the component renders again when it changes.
+  const latest = live.value;
+  return current?.key === key ? latest : NOTHING;
 }
-
-const EMPTY: Live = { fleet: new Fleet(), revision: 0, error: undefined };
 
 /** Load the snapshot again, for example after an error. */
 export function reloadFleet(): void {

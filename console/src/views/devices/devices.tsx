@@ -124,7 +124,7 @@ function Problems({ fleet, revision }: { fleet: Fleet; revision: number }) {
         </Card>
         {chosen ? (
           <aside class="fleet-side">
-            <DevicePanel id="device" fleet={fleet} pointed={chosen} uuid={uuid} />
+            <DevicePanel id="device" fleet={fleet} pointed={chosen} uuid={uuid} isChosen />
           </aside>
         ) : null}
       </div>

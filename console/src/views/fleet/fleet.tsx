@@ -106,6 +106,7 @@ function Devices({ fleet, revision }: { fleet: Fleet; revision: number }) {
   );
   const uuid = useUuid(fleet, chosen);
   const unknown = unknownState(text);
+  const isChosen = hovered === null || isSame(hovered, chosen);
 
   function set(name: string, value: string): void {
     setQuery(
@@ -189,7 +190,8 @@ function Devices({ fleet, revision }: { fleet: Fleet; revision: number }) {
             id={panel}
             fleet={fleet}
             pointed={hovered ?? chosen}
-            uuid={hovered === null || isSame(hovered, chosen) ? uuid : undefined}
+            uuid={isChosen ? uuid : undefined}
+            isChosen={isChosen}
           />
           <Legend entries={entries} colors={colors} coloring={coloring} />
         </aside>

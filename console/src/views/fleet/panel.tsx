@@ -29,6 +29,8 @@ export function DevicePanel(props: {
   fleet: Fleet;
   pointed: Pointed | null;
   uuid: string | undefined;
+  /** True: the device was chosen, so screen readers announce it. */
+  isChosen: boolean;
 }) {
   const { fleet, pointed } = props;
   const node = pointed && fleet.node(pointed.node);
@@ -49,7 +51,7 @@ export function DevicePanel(props: {
   return (
     <Card class="fleet-panel">
       <div data-device={`${node.name}/${device.index}`}>
-        <div id={props.id} aria-live="polite">
+        <div id={props.id} aria-live={props.isChosen ? "polite" : "off"}>
           <h2>
             {props.uuid ? <Link href={devicePath(node.name, props.uuid)}>{name}</Link> : name}
           </h2>
