@@ -2,12 +2,14 @@
 // Devices whose reports do not match the ledger, or that cannot be used.
 
 import { useMemo, useState } from "preact/hooks";
-import { useSearchParams } from "wouter-preact";
+import { Link, useSearchParams } from "wouter-preact";
+import { useGet } from "../../api/use.ts";
 import { reloadFleet, useFleet } from "../../fleet/live.ts";
 import { Search } from "../../fleet/search.ts";
 import { type State, stateOf } from "../../fleet/state.ts";
 import type { Fleet } from "../../fleet/store.ts";
 import { t } from "../../i18n.ts";
+import { namespace } from "../../preferences.ts";
 import { Card, Count, ErrorBox, Figure, Figures, Loading, Page } from "../../ui/index.ts";
 import { DeviceTable } from "../fleet/devices.tsx";
 import { TONES } from "../fleet/links.ts";
@@ -70,6 +72,7 @@ function Problems({ fleet, revision }: { fleet: Fleet; revision: number }) {
   return (
     <>
       <Figures>
+        <Idle />
         {PROBLEMS.map((state) => {
           const count = counts.get(state) ?? 0;
           return (
@@ -132,4 +135,27 @@ function Problems({ fleet, revision }: { fleet: Fleet; revision: number }) {
   );
 }
 
+/** The reverse of foreign use: booked, and nothing uses it. The view of idle shares has the list. */
+function Idle() {
+  const { data } = useGet("/v1/idle", {
+    query: { minutes: IDLE_MINUTES, namespace: namespace.value },
+    everyS: IDLE_EVERY_S,
+  });
+  const count = data?.items.length;
+  return (
+    <Figure
+      label={t("devices.idle")}
+      value={
+        <Link href="/idle">
+          <Count value={count} />
+        </Link>
+      }
+      note={t("devices.idleFor", { count: IDLE_MINUTES })}
+      tone={count ? "warn" : "neutral"}
+    />
+  );
+}
+
+const IDLE_MINUTES = 30;
+const IDLE_EVERY_S = 30;
 const FOREIGN_FIRST = { key: "foreign", isDescending: true };
