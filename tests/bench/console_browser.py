@@ -94,7 +94,7 @@ async def _run(browser: Browser, url: str) -> dict[str, float]:
     context = await browser.new_context(viewport=SIZE, locale="en-US")  # type: ignore[arg-type]
     try:
         page = await context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         devtools = await context.new_cdp_session(page)
         await devtools.send("Performance.enable")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fleet's map shows the devices of the cluster, follows changes, and can be used by keys.
 
-What is drawn is checked by the unit tests of ``console/``. Here the table beside the map, the panel
-of the chosen device and the attributes of the canvas tell what a person sees.
+The unit tests of ``console/`` check the pixels. Here the table beside the map, the panel of the
+chosen device and the attributes of the canvas show the content.
 """
 
 import re
