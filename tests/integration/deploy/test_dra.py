@@ -8,6 +8,7 @@ import yaml
 
 from hami_common.admission.configuration import Client, mutating_webhook_configuration
 from hami_common.dra import names
+from hami_common.dra.podclaims import claims_profile
 from hami_common.runtime.settings import load
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.settings import Settings
@@ -203,6 +204,10 @@ def test_kube_scheduler_sends_every_pod_of_its_profile_to_the_extender(
     rendered: Rendered, plain: Rendered
 ) -> None:
     after, before = kube_scheduler_of(rendered), kube_scheduler_of(plain)
+    claims = after["profiles"].pop()
+    assert claims["schedulerName"] == claims_profile(after["profiles"][0]["schedulerName"])
+    assert claims["plugins"] == {"multiPoint": {"disabled": [{"name": "DynamicResources"}]}}
+    assert claims["pluginConfig"] == after["profiles"][0]["pluginConfig"]
     (plugin,) = after["profiles"][0].pop("pluginConfig")
     assert plugin["name"] == "NodeResourcesFit"
     managed = before["extenders"][0].pop("managedResources")

@@ -128,3 +128,12 @@ async def test_pod_that_kube_scheduler_works_on_is_left_to_it() -> None:
             await world.advance(3, *NODES)
         assert filters(world, "asked") == 4
         assert filters(world, "allocated") == 0
+
+
+async def test_pod_whose_claim_is_created_at_the_bind_is_left_to_kube_scheduler() -> None:
+    """Its claim keeps no node from the extender, so kube-scheduler asks about it."""
+    async with running_world() as (world, running):
+        await fill(world, running)
+        world.add_pod(by_claim(builders.pod("late", mem_mib=9000), at_bind=True))
+        await world.advance(60, *NODES)
+        assert filters(world, "late") == 0

@@ -189,8 +189,8 @@ class PodClaims:
     async def _find(self, pod: PodFacts, *, is_first: bool) -> StoredClaim:
         """Return a version of the pod's claim, which is created if there is none.
 
-        For the first attempt, a version is enough that may be outdated. What kube-scheduler has
-        just allocated is in no version without consumers.
+        For the first attempt, a version is enough that may be outdated. A version without
+        consumers is not, where kube-scheduler has just allocated devices.
         """
         stored = self._known.get(pod.uid) if is_first else None
         if stored is not None and (pod.claim_at_bind or stored.is_in_use()):
