@@ -12,7 +12,7 @@ from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.console.conftest import Check, Shoot, with_console
 from tests.e2e.conftest import small_pod
 
-pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
+pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster, pytest.mark.timeout(240)]
 
 QUEUES = """
 [[queue]]
