@@ -121,6 +121,13 @@ RULES: Mapping[tuple[str, str], gate.Rule] = {
 }
 
 
+class _Sampled(Struct, frozen=True):
+    """Usage record without its content."""
+
+    node: str
+    time_s: float
+
+
 class MeteringApi:
     """Handlers of the operations."""
 
@@ -252,11 +259,14 @@ class MeteringApi:
             async for event in events:
                 if event.stored_s > to_s + CLOCKS_S:
                     break
-                if event.stored_s < kept.get(event.subject, 0.0) + step_s:
+                sampled = event.record(_Sampled)
+                if sampled is None:
+                    continue
+                if sampled.time_s < kept.get(event.subject, -step_s) + step_s:
                     skipped[event.subject] = event
                     continue
                 found.append(event)
-                kept[event.subject] = event.stored_s
+                kept[event.subject] = sampled.time_s
                 skipped.pop(event.subject, None)
         records = (event.record(UsageRecord) for event in (*found, *skipped.values()))
         return [record for record in records if record is not None], reading.cut
