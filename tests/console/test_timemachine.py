@@ -61,7 +61,7 @@ async def test_policies_are_compared_with_the_record(
         assert cells[6] == f"{round(100 * result['used_devices_full_peak'], 1):g} %"
     figure = page.locator(".figure", has_text="Pods arrived").locator(".amount")
     await expect(figure).to_have_text(str(answer["arrivals"]))
-    chart = page.get_by_role("img", name="Devices in use")
+    chart = page.get_by_role("img", name=re.compile("^Devices in use"))
     last = {
         name: r["series"]["devices_used"][-1]
         for name, r in zip(names[1:], (packed, spread), strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What-if questions in the page have the scheduler's answers."""
+"""The view of what-if questions shows the answers of the scheduler."""
 
 import pytest
 from playwright.async_api import Page, expect

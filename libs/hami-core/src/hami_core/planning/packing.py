@@ -34,7 +34,7 @@ class Packing(Struct, frozen=True, kw_only=True):
 
 
 class Ask(NamedTuple):
-    """What one request takes of one device."""
+    """Amounts that one request takes of one device."""
 
     vendor: str
     memory_mib: int

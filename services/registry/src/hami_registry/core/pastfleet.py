@@ -2,9 +2,9 @@
 """Rebuilds the fleet of a past time from stored events, in the columns of the live snapshot.
 
 Events are those of the ledger, its states and the devices, in stream order from the oldest stored
-one on. What has no event up to that time is older than the stream, or did not exist: devices are
-then the present ones, and an allocation is the present one if it was reserved before that time.
-Foreign use and silent agents are unknown. Times in Unix seconds.
+one on. Devices and allocations without an event up to that time are older than the stream, or did
+not exist: the present devices are used then, and a present allocation that was reserved before that
+time. Foreign use and silent agents are unknown. Times in Unix seconds.
 """
 
 from hami_common.events.allocation import AllocationRecord, StateRecord
