@@ -225,7 +225,7 @@ async def running(nats_url: str, log: Path, *settings: str) -> AsyncIterator[Reg
             [sys.executable, "-m", "hami_registry", *flags], stderr=output, stdout=output
         )
     try:
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             url = await _ready(log)
         yield Registry(process, url)
     finally:
