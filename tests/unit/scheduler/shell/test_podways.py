@@ -40,6 +40,7 @@ async def world_of_two_cards() -> World:
     return world
 
 
+@pytest.mark.timeout(20)
 async def test_ways_of_a_waiting_pod_are_listed_the_cheapest_first() -> None:
     world = await world_of_two_cards()
     async with world.scheduler() as s:
