@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.allocation import Account, AllocationRecord
@@ -342,6 +343,13 @@ def test_an_idle_share_is_listed_with_its_lost_time() -> None:
     assert share.lost_s == 470.0
     assert share.cost == pytest.approx(3.6 * 470 / 3600)
     assert idle(*told, minutes=16).items == ()
+
+
+def test_samples_that_a_reader_skips_leave_no_gap() -> None:
+    told = [devices("a"), record(0.0)]
+    told += [structs.replace(usage(300.0 * i), every_s=1.0) for i in range(4)]
+    (share,) = idle(*told, to_s=960.0).items
+    assert share.since_s == 0.0
 
 
 def test_a_share_is_not_idle_while_it_works_or_is_not_measured_or_released() -> None:

@@ -44,6 +44,8 @@ from hami_registry.core.prices import MICRO, Prices
 
 By = Literal["namespace", "queue", "model", "node", "pod"]
 NS: Final = 1_000_000_000
+RECENT_MS: Final = 90_000
+"""Age up to which the newest sample of a share is recent, whatever the interval of samples."""
 HOUR_S: Final = 3600
 
 
@@ -318,7 +320,7 @@ class Meter(Struct, frozen=True, kw_only=True):
         if not samples or samples[-1].compute_ppm:
             return None
         newest = samples[-1]
-        if self.end_ms - newest.end_ms > 3 * (newest.end_ms - newest.start_ms):
+        if self.end_ms - newest.end_ms > max(3 * (newest.end_ms - newest.start_ms), RECENT_MS):
             return None
         since_ms = newest.start_ms
         is_known = False

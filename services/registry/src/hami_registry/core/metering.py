@@ -9,8 +9,8 @@ less ``overlap_ns``, in which shares use different resources of one device. A de
 what is reserved on it, also while its node does not list it.
 
 Use comes from the agents' samples: one covers the time since the sample before it, at most ``GAPS``
-of its intervals. Counters that fall began again from zero. Memory in MiB, compute in percent of one
-device.
+of its intervals or ten minutes. Counters that fell began again from zero. Memory in MiB, compute in
+percent of one device.
 """
 
 from bisect import bisect_right
@@ -30,6 +30,10 @@ PPM: Final = 1_000_000
 GAPS: Final = 10
 """Intervals of the agent that may be missing between two samples; memory in between counts as in
 the later one.
+"""
+COVERED_MS: Final = 600_000
+"""Time that a sample covers at most, if that is longer than ``GAPS`` intervals: readers may skip
+samples.
 """
 SAMPLE_MS: Final = 60_000
 """Interval of a sample that does not name its own."""
@@ -270,7 +274,7 @@ def _sample(
         grown[key] = growth = _growth(counters.get(key), now, before_ms)
         use.growths[_named(shares[key], key)].append(growth)
     every_ms = milliseconds(record.every_s) or SAMPLE_MS
-    start_ms = max(before_ms, time_ms - GAPS * every_ms)
+    start_ms = max(before_ms, time_ms - max(GAPS * every_ms, COVERED_MS))
     merged: dict[tuple[str, str], Sample] = {}
     for key, several in shares.items():
         counted_ppm, is_counted = 0, False
