@@ -315,7 +315,7 @@ def recorded(
 
 
 @pytest.mark.timeout(60)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(worlds())
 def test_the_recorded_policy_gives_the_recorded_packing(
     world: tuple[PlacementPolicy, list[NodeDevices], list[tuple[float, float, PodRequest]]],
