@@ -39,7 +39,7 @@ LIMIT_S = {
     "integration": 30,
     "attack": 120,
     "e2e": 300,
-    "console": 120,
+    "console": 300,
     "install": 600,
 }
 LEAK_CHECKED = frozenset(

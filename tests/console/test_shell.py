@@ -88,7 +88,7 @@ async def test_views_are_reached_by_keyboard(page: Page) -> None:
     await expect(skip).to_be_in_viewport()
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("main")).to_be_focused()
-    link = page.get_by_role("link", name="Capacity")
+    link = page.get_by_role("navigation").get_by_role("link", name="Capacity")
     await link.focus()
     await page.keyboard.press("Enter")
     await expect(link).to_have_attribute("aria-current", "page")
