@@ -31,7 +31,12 @@ async def address(built_console: Path, tmp_path_factory: pytest.TempPathFactory)
 
     def bundle() -> None:
         with build_console.prepared() as node:
-            command = [node, *ESBUILD, *PREACT, f"--outfile={folder / 'parts.js'}"]
+            command: list[str | Path] = [
+                node,
+                *ESBUILD,
+                *PREACT,
+                f"--outfile={folder / 'parts.js'}",
+            ]
             subprocess.run(command, cwd=build_console.CONSOLE, check=True)
 
     await anyio.to_thread.run_sync(bundle)

@@ -45,7 +45,7 @@ export function Entries(props: {
       key: "what",
       title: t("entries.what"),
       value: (one) => one.what,
-      cell: (one) => <Status tone={toneOf(one)}>{tValue("entries.whats", one.what)}</Status>,
+      cell: (one) => <Status tone={toneOf(one)}>{tValue("entries.changes", one.what)}</Status>,
     },
     ...(props.hasPod
       ? [

@@ -98,10 +98,10 @@ async def test_waiting_pods_survive_a_restart_and_leave_when_placed_or_deleted(
 
 
 def is_complete(found: Any) -> bool:
-    """Return whether all replicas and the agent were heard."""
+    """Return whether all replicas and the agent are listed."""
     services = {row["service"] for row in found.get("replicas", ())}
-    heard = [row["agents"] for row in found.get("agents", {}).get("versions", ())]
-    return services == {"registry", "scheduler", "webhook"} and heard == [1]
+    agents = [row["agents"] for row in found.get("agents", {}).get("versions", ())]
+    return services == {"registry", "scheduler", "webhook"} and agents == [1]
 
 
 async def test_system_shows_replicas_agents_streams_and_consumers(tmp_path: Path) -> None:

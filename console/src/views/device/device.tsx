@@ -143,7 +143,7 @@ function Lanes({ timeline }: { timeline: Registry.Timeline }) {
               key={`${one.sequence} ${one.what}`}
               class="lanes-mark"
               data-tone={toneOf(one)}
-              title={`${formatTime(one.time_s * 1000, language.value)} ${tValue("entries.whats", one.what)} ${one.text}`}
+              title={`${formatTime(one.time_s * 1000, language.value)} ${tValue("entries.changes", one.what)} ${one.text}`}
               style={{ left: `${at}%` }}
             />
           );

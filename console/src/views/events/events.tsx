@@ -208,7 +208,7 @@ function columns(): Column<StreamEvent>[] {
     {
       key: "change",
       title: t("events.change"),
-      value: (one) => tValue("entries.whats", changeOf(one)),
+      value: (one) => tValue("entries.changes", changeOf(one)),
     },
     {
       key: "pod",

@@ -57,7 +57,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     question_limit_per_caller: int = 8
     """Maximum of them for one caller."""
     history_messages: int = 100_000
-    """Events that one request may read; an answer that needs more says so and is incomplete."""
+    """Events that one request may read; an answer that needs more is incomplete and states that."""
     history_mib: int = 256
     """Payloads of events that one request may read, MiB, likewise."""
     history_s: float = 5.0

@@ -199,7 +199,7 @@ def test_tenant_sees_slices_of_others_without_names_and_no_entries_of_them() -> 
     assert "team-b" not in repr(found)
 
 
-def test_long_answers_are_cut_and_say_so() -> None:
+def test_long_answers_are_cut_and_marked() -> None:
     fold = TimelineFold("n", from_s=0)
     for at in range(timeline.ENTRIES_MOST + 1):
         fold.partition_seen(partition("a"), at, 0)

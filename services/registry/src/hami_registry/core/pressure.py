@@ -76,7 +76,7 @@ class ContainerPressure(Struct, frozen=True, kw_only=True):
     """Requests for memory that the limit refused."""
     device_time_s: float
     cause: Cause
-    """Why launches waited; empty: none did."""
+    """Reason for which launches waited; empty: none did."""
     devices: tuple[DevicePressure, ...]
 
 

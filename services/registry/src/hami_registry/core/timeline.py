@@ -74,7 +74,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """What happened to the devices of a node."""
+    """Slices and changes of the devices of a node."""
 
     node: str
     uuid: str
@@ -291,7 +291,7 @@ class PodFold:
 def allocation_entry(
     record: AllocationRecord, slices: list[Slice], sequence: int, time_s: float
 ) -> Entry:
-    """Return the entry of a ledger record; ``slices``: those it gave, or took back."""
+    """Return the entry of a ledger record; ``slices``: those it gave or released."""
     return Entry(
         time_s=time_s,
         sequence=sequence,

@@ -135,7 +135,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/timeline",
         name="timeline",
         text=(
-            "What happened to the devices of a node, or to one device: the slices of time that "
+            "Past of the devices of a node, or of one device: the slices of time that "
             "pods held, and changes of health, cordon, partitions, states and breaches. With a "
             "namespace: slices of others have no names, and their entries are left out."
         ),

@@ -37,7 +37,7 @@ _API = "$JS.API"
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """What this replica knows without the bus."""
+    """State that this replica knows without the bus."""
 
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
