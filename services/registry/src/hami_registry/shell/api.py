@@ -172,8 +172,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/system",
         name="system",
         text=(
-            "State of the control plane: replicas that wrote lately, agents by version, streams and "
-            "consumers of the bus, quarantine, dead letters, and concerns."
+            "State of the control plane: replicas that wrote lately, agents by version, streams "
+            "and consumers of the bus, quarantine, dead letters, and concerns."
         ),
         answer=SystemView,
         errors={429: "The caller has as many such requests open as one caller may have."},
