@@ -72,7 +72,8 @@ async def test_pod_that_is_too_large_shows_the_way_that_starts_it(
 
     await cluster.delete_pod("large")
     await page.goto(pending(cluster))
-    await expect(page.get_by_text("No pod waits for devices.")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Pending pods")).to_be_visible()
+    await expect(page.get_by_role("row", name="default/large")).to_have_count(0)
 
 
 async def test_waiting_pods_of_the_page_are_those_of_the_api_in_chinese_too(

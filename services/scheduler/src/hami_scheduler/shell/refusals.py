@@ -20,6 +20,12 @@ REFUSED_MOST: Final = 20_000
 """Pods of which the last refusal is remembered; beyond, the oldest are dropped."""
 
 
+UNSEEN_S: Final = 30.0
+"""Time after which a refused pod counts as deleted if the watch does not deliver it: its deletion
+was delivered before the refusal. A pod that does wait is listed again at its next refusal.
+"""
+
+
 class Refused(Struct, frozen=True, kw_only=True):
     """The last refusal of a pod."""
 
@@ -72,7 +78,7 @@ class Refusals:
             time_s=record.time_s,
             attempts=1 if known is None else known.attempts + 1,
             created_s=0.0 if pod is None else pod.created_s,
-            is_known=pod is not None,
+            is_known=pod is not None or (known is not None and known.is_known),
             reason=record.refusals[number] if number >= 0 else None,
         )
         while len(self._refused) > REFUSED_MOST:
@@ -83,12 +89,13 @@ class Refusals:
         """Drop the pod: it has its devices."""
         self._refused.pop(uid, None)
 
-    def ended(self, pods: Pods) -> dict[str, Refused]:
+    def ended(self, pods: Pods, *, now_s: float) -> dict[str, Refused]:
         """Drop the pods that do not wait any more; returns those that were not placed."""
         settled = {
             uid: one
             for uid, one in self._refused.items()
-            if (one.is_known or pods.get(uid)) and not pods.is_waiting(uid)
+            if (one.is_known or pods.get(uid) or now_s - one.time_s >= UNSEEN_S)
+            and not pods.is_waiting(uid)
         }
         for uid in settled:
             del self._refused[uid]

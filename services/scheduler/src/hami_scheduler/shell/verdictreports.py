@@ -109,7 +109,9 @@ class VerdictReports:
         """Publish which refused pods ended before they were placed, indefinitely."""
         while True:
             await self._state.clock.sleep(SETTLED_S)
-            for uid, refused in self._state.refusals.ended(self._state.pods).items():
+            now_s = self._state.clock.now_s()
+            ended = self._state.refusals.ended(self._state.pods, now_s=now_s)
+            for uid, refused in ended.items():
                 record = self.record("filter", uid, refused.namespace, refused.pod)
                 text = "the pod ended before it was placed"
                 self._decisions.add(replace(record, error=text, ended=True))
