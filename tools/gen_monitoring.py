@@ -454,6 +454,21 @@ ALL: Final[dict[str, tuple[str, tuple[Panel, ...], dict[str, str]]]] = {
 """Title, panels and variables, by file and uid."""
 
 
+CONSOLE: Final = "https://localhost:9443/console"
+"""Default of the variable ``console``: a forwarded port of the registry, as in docs/console.md."""
+VIEWS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "hami-cluster": (("Fleet", "fleet"), ("Capacity", "capacity"), ("Usage", "usage")),
+    "hami-node": (("Fleet", "fleet"), ("Device problems", "devices")),
+    "hami-namespace": (("Workloads", "workloads"), ("Pressure", "pressure"), ("Usage", "usage")),
+    "hami-scheduler": (
+        ("Waiting pods", "pending"),
+        ("Queues", "queues"),
+        ("Control plane", "system"),
+    ),
+}
+"""Title and path of the console's views to which a dashboard links."""
+
+
 def dashboard(uid: str) -> dict[str, Any]:
     """One dashboard as Grafana imports it."""
     title, panels, variables = ALL[uid]
@@ -474,8 +489,19 @@ def dashboard(uid: str) -> dict[str, Any]:
                     "query": "prometheus",
                 },
                 *(_variable(name, query) for name, query in variables.items()),
+                {
+                    "name": "console",
+                    "label": "Address of the console",
+                    "type": "textbox",
+                    "query": CONSOLE,
+                    "current": {"text": CONSOLE, "value": CONSOLE},
+                },
             ]
         },
+        "links": [
+            {"title": title, "type": "link", "url": f"${{console}}/{path}", "targetBlank": True}
+            for title, path in VIEWS[uid]
+        ],
         "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
 

@@ -138,6 +138,11 @@ async def _runs(scene: Scene) -> bool:
     return bool(found["allocation"]["state"] == "running")
 
 
+async def _is_cordoned(scene: Scene) -> bool:
+    items = (await scene.get(f"/v1/devices?node={scene.node}"))["items"]
+    return bool(next(one for one in items if one["uuid"] == scene.uuid)["cordoned"])
+
+
 def _figure(page: Page, label: str) -> Any:
     return page.locator(".figure", has=page.get_by_text(label, exact=True))
 
@@ -219,6 +224,29 @@ async def test_device_shows_who_held_it_and_what_happened(
     await expect(changes.get_by_text("reserved", exact=True).first).to_be_visible()
     await no_violations(page)
     await screenshot(page, "device")
+
+
+async def test_device_is_cordoned_with_a_reason_and_uncordoned(
+    page: Page, scene: Scene, no_violations: Check
+) -> None:
+    await page.goto(scene.url(f"devices/{scene.node}/{scene.uuid}"))
+    await page.get_by_role("button", name="Cordon", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Running pods stay.")
+    await dialog.get_by_label("Reason").fill("fan replaced")
+    await no_violations(page)
+    await dialog.get_by_role("button", name="Cancel").click()
+    assert not await _is_cordoned(scene)
+
+    await page.get_by_role("button", name="Cordon", exact=True).click()
+    await dialog.get_by_role("button", name="Cordon", exact=True).click()
+    await expect(_figure(page, "Health")).to_contain_text("cordoned")
+    assert await _is_cordoned(scene)
+
+    await page.get_by_role("button", name="Uncordon").click()
+    await dialog.get_by_role("button", name="Uncordon").click()
+    await expect(page.get_by_role("button", name="Cordon", exact=True)).to_be_visible()
+    await expect(_figure(page, "Health")).not_to_contain_text("cordoned")
 
 
 async def test_pressure_names_cause_and_neighbor(

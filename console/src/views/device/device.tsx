@@ -28,6 +28,7 @@ import {
   toneOf,
 } from "../../ui/index.ts";
 import type { ViewProps } from "../view.ts";
+import { Cordon } from "./cordon.tsx";
 import "./device.css";
 import { colorOfPod, lanesOf, positionOf } from "./lanes.ts";
 
@@ -61,7 +62,14 @@ function OneDevice({ node, uuid }: { node: string; uuid: string }) {
     <Page
       title={device ? `${node} · ${device.index} · ${device.type}` : `${node} · ${uuid}`}
       intro={uuid}
-      actions={<HoursSelect choices={HOURS} value={hours} onChange={setHours} />}
+      actions={
+        <>
+          {device ? (
+            <Cordon node={node} uuid={uuid} isCordoned={device.cordoned} onDone={devices.reload} />
+          ) : null}
+          <HoursSelect choices={HOURS} value={hours} onChange={setHours} />
+        </>
+      }
     >
       <Answered answer={devices}>
         {() => (device ? <State device={device} /> : <Empty>{t("device.removed")}</Empty>)}
