@@ -3,16 +3,19 @@
 
     python -m tools.sbom --out DIR
 
-``hami-images.cdx.json`` lists the Python packages of all images together: ours and those of
-requirements/runtime.txt. ``hami-build.cdx.json`` lists the packages that build
-and test them, those of requirements/dev.txt. A package has every SHA-256 that its pin
-allows, one per published file, as an installation with ``--require-hashes`` checks them. With
+``hami-images.cdx.json`` lists the packages of all images together: ours, those of
+requirements/runtime.txt, and those of npm that the console contains. ``hami-build.cdx.json`` lists
+the packages that build and test them, those of requirements/dev.txt and the others of
+console/package-lock.json. A Python package has every SHA-256 that its pin allows, one per published
+file, as an installation with ``--require-hashes`` checks them; one of npm has its SHA-512. With
 ``SOURCE_DATE_EPOCH`` (Unix seconds) equal sources give equal bytes. ``bill_of_image`` lists the
 packages that were found in one built image, Debian's included; tools/images calls it.
 """
 
 import argparse
+import base64
 import hashlib
+import json
 import os
 import sys
 import tomllib
@@ -36,6 +39,7 @@ from tools.pins import Pin, parse_pins
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"hami-images": "runtime", "hami-build": "dev"}
 """By name of the bill: the set of requirements that it lists."""
+LOCK = ROOT / "console" / "package-lock.json"
 SIMULATOR = "hami-sim"
 """The one package of ours that is in no image."""
 
@@ -70,9 +74,12 @@ def bill(name: str, *, at: datetime) -> str:
     """One bill of materials as JSON, made at this time."""
     source = (ROOT / "requirements" / f"{FILES[name]}.txt").read_text(encoding="utf-8")
     subject = _of_ours(name, ComponentType.APPLICATION, _version())
-    members = [_of_ours(*one) for one in _members()] if name == "hami-images" else []
+    is_of_images = name == "hami-images"
+    members = [_of_ours(*one) for one in _members()] if is_of_images else []
+    locked = LOCK.read_text(encoding="utf-8")
     packages = [component(pin) for pin in parse_pins(source)]
-    bom = Bom(components=[*members, *packages], serial_number=_serial(name, source))
+    packages += _npm(locked, is_of_build=not is_of_images)
+    bom = Bom(components=[*members, *packages], serial_number=_serial(name, source + locked))
     bom.metadata.component = subject
     bom.metadata.timestamp = at
     bom.register_dependency(subject, [*members, *packages])
@@ -146,6 +153,35 @@ def component(pin: Pin) -> Component:
         purl=url,
         external_references=[files],
     )
+
+
+def _npm(lock: str, *, is_of_build: bool) -> list[Component]:
+    """Packages of npm: those that build and test the console, or those that it contains."""
+    found: list[Component] = []
+    for path, package in json.loads(lock)["packages"].items():
+        # A peer that only development needs, such as typescript, is "devOptional".
+        is_for_build = package.get("dev", False) or package.get("devOptional", False)
+        if not path or is_for_build != is_of_build:
+            continue
+        scope, _, name = path.rpartition("node_modules/")[2].rpartition("/")
+        kind, _, digest = package["integrity"].partition("-")
+        if kind != "sha512":
+            msg = f"console/package-lock.json: {path}: integrity is not sha512"
+            raise ValueError(msg)
+        url = PackageURL("npm", scope or None, name, package["version"])
+        content = base64.b64decode(digest).hex()
+        found.append(
+            Component(
+                name=name,
+                group=scope or None,
+                version=package["version"],
+                bom_ref=str(url),
+                purl=url,
+                licenses=[LicenseExpression(package["license"])] if "license" in package else [],
+                hashes=[HashType(alg=HashAlgorithm.SHA_512, content=content)],
+            )
+        )
+    return found
 
 
 def _of_ours(name: str, kind: ComponentType, version: str) -> Component:

@@ -60,6 +60,22 @@ def test_every_pinned_package_is_in_it_with_every_hash(
     assert all(wanted.values())
 
 
+def test_packages_of_the_console_are_in_the_bill_of_the_images(bills: dict[str, Any]) -> None:
+    direct = json.loads((sbom.ROOT / "console" / "package.json").read_text())
+    npm = {
+        name: {
+            "/".join(filter(None, (one.get("group"), one["name"]))): one
+            for one in bills[name]["components"]
+            if one.get("purl", "").startswith("pkg:npm/")
+        }
+        for name in sbom.FILES
+    }
+    assert direct["dependencies"].keys() <= npm["hami-images"].keys()
+    assert direct["devDependencies"].keys() <= npm["hami-build"].keys()
+    assert not npm["hami-images"].keys() & direct["devDependencies"].keys()
+    assert all(len(one["hashes"][0]["content"]) == 128 for one in npm["hami-images"].values())
+
+
 def test_packages_of_the_project_are_in_the_bill_of_the_images(bills: dict[str, Any]) -> None:
     names = {one["name"] for one in bills["hami-images"]["components"]}
     ours = {
