@@ -58,11 +58,14 @@ ON_REAL_PLANE = {
     "test_pod_with_a_higher_priority_displaces_others_by_either_mode": set(),
     "test_pods_of_both_modes_run_side_by_side_with_the_same_limits": set(),
     "test_same_pods_get_the_same_shares_by_claims": set(),
+    "test_scheduler_answers_through_the_registry": set(),
+    "test_cordon_of_a_node_reaches_the_scheduler": set(),
 }
 """Failures that also run on the real control plane: each part dies, answers are lost.
 
 The rest of the matrix covers our own exchanges, which are the same on both planes, and would cost
-minutes; pods by claim run there in ``test_claims_acceptance``.
+minutes; pods by claim run there in ``test_claims_acceptance``. Questions and cordons through the
+registry run there in ``test_deploy``, with the tokens and roles of the manifests.
 """
 
 
