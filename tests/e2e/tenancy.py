@@ -11,6 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from hami_common.bus import grants, subjects
+from hami_common.pods.annotations import DEVICE_CORDON
 from hami_sim.cluster import AGENTS_NAMESPACE
 from hami_sim.kubernetes.pki import HOST
 from tests.e2e.work import NAMESPACE, Worked, bind, events_of
@@ -96,6 +97,26 @@ class TestTenancy:
         assert (session["login"], session["sees_everything"]) == ("token", False)
         assert session["user"].endswith(":reader")
         assert await site.registry("/console/fleet") == (200, CONSOLE_INDEX.encode())
+
+    async def test_cordon_is_written_with_the_rights_of_the_caller(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        node = site.spec.nodes[0].name
+        admin = await site.token("admin", namespace=NAMESPACE)
+        code, text = await site.registry(f"/v1/devices?node={node}", admin)
+        assert code == 200
+        device = json.loads(text)["items"][0]["uuid"]
+        body = {"node": node, "device": device, "cordoned": True, "reason": "fan replaced"}
+        reader = await site.token("reader", namespace=NAMESPACE)
+        for token, status_ in ((reader, 403), ("", 401)):
+            assert (await site.registry("/v1/cordon", token, body=body))[0] == status_
+        for is_cordoned in (True, False):
+            wanted = {**body, "cordoned": is_cordoned}
+            code, text = await site.registry("/v1/cordon", admin, body=wanted)
+            assert code == 200, text
+            written = await site.client.get("nodes", node)
+            annotations = written["metadata"].get("annotations", {})
+            assert (device in annotations.get(DEVICE_CORDON, "")) == is_cordoned
 
     async def test_agents_are_asked_and_each_answers_for_its_node(
         self, site: Installed, worked: Worked

@@ -262,13 +262,19 @@ class Installed(Cluster):
         made = await self.client.act("serviceaccounts", account, "token", request, namespace)
         return str(made["status"]["token"])
 
-    async def registry(self, path: str, token: str = "") -> tuple[int, bytes]:
-        """Return status and body of the registry's answer, by its name in the cluster."""
+    async def registry(
+        self, path: str, token: str = "", *, body: object = None
+    ) -> tuple[int, bytes]:
+        """Return status and body of the registry's answer, by its name in the cluster.
+
+        With ``body``, which is sent as JSON, by POST.
+        """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = f"https://{HOST}:{self.ports['registry-tls']}{path}"
         trust = self.tls_context()
-        async with self.session.get(
-            url, headers=headers, ssl=trust, server_hostname=REGISTRY
+        method = "GET" if body is None else "POST"
+        async with self.session.request(
+            method, url, headers=headers, json=body, ssl=trust, server_hostname=REGISTRY
         ) as told:
             return told.status, await told.read()
 
