@@ -57,6 +57,7 @@ MODULE_BY_RECIPE = {
     "demo": "hami_sim.demo",
     "cluster": "tests.cluster.__main__",
     "bench": "tests.bench.{}",
+    "console": "tools.build_console",
     "fuzz": "tests.attack.fuzz.__main__",
     "images": "tools.images.__main__",
     "build": "tools.build_{}",
@@ -126,7 +127,7 @@ FATES = (
         why_not="holds a control plane that outlives the test; the real tier builds and runs one",
     ),
     Fate(
-        pattern=r"\./dev (test|check|gen|pins|fmt|build)( .*)?",
+        pattern=r"\./dev (test|check|gen|pins|fmt|build|console)( .*)?",
         why_not="runs the tests, or writes the tree; continuous integration runs ./dev test",
     ),
     Fate(
@@ -414,7 +415,7 @@ def pytest_problem(words: list[str]) -> str:
         path = word.partition("::")[0]
         if path.startswith("tests/") and path != "tests/unit/x.py" and not (ROOT / path).exists():
             return f"there is no {path}"
-        if word.startswith("-") and word not in ("-q", "-k", "-x", "--plane"):
+        if word.startswith("-") and word not in ("-q", "-k", "-x", "--plane", "--screenshots"):
             return f"{word} is not an option that our pages use"
     return ""
 
@@ -528,6 +529,7 @@ CATALOG = Catalog.from_settings(
 OTHER_KINDS = frozenset(
     {
         "AdmissionCheck",
+        "ClusterRole",
         "Component",
         "ConfigMap",
         "Kustomization",

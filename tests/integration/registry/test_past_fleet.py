@@ -91,11 +91,11 @@ async def test_holders_and_devices_of_a_time(
         aiohttp.ClientSession() as http,
     ):
         await ensure_bus(bus)
-        await allocate(bus, "p", now_s - 50, mib=300)
-        await run(bus, "p", now_s - 45)
-        await allocate(bus, "p", now_s - 25)
-        await allocate(bus, "q", now_s - 10, mib=400)
-        await allocate(bus, "other", now_s - 48, mib=100, namespace="team-b")
+        await allocate(bus, "p", now_s - 30, mib=300)
+        await run(bus, "p", now_s - 26)
+        await allocate(bus, "p", now_s - 15)
+        await allocate(bus, "q", now_s - 6, mib=400)
+        await allocate(bus, "other", now_s - 28, mib=100, namespace="team-b")
         async with run_registry(nats_server.url, auth="kubernetes") as registry:
             await send(NatsPublisher(bus), report("a", "b"))
             base = f"{registry.url}/v1/fleet"
@@ -103,11 +103,11 @@ async def test_holders_and_devices_of_a_time(
                 while (await get(http, base))["devices"]["used_mib"] != [0, 500]:
                     await anyio.sleep(0.05)
             expected = {
-                55: ([], 0),
-                49: ([("p", "reserved", 1, 300)], 300),
-                40: ([("p", "running", 1, 300), ("other", "reserved", 1, 100)], 400),
-                15: ([("other", "reserved", 1, 100)], 100),
-                5: ([("other", "reserved", 1, 100), ("q", "reserved", 1, 400)], 500),
+                33: ([], 0),
+                29: ([("p", "reserved", 1, 300)], 300),
+                22: ([("p", "running", 1, 300), ("other", "reserved", 1, 100)], 400),
+                9: ([("other", "reserved", 1, 100)], 100),
+                3: ([("other", "reserved", 1, 100), ("q", "reserved", 1, 400)], 500),
             }
             for age_s, (pods, used_mib) in expected.items():
                 document = await get(http, f"{base}?at={at(now_s - age_s)}")
@@ -116,10 +116,10 @@ async def test_holders_and_devices_of_a_time(
                 assert document["devices"]["used_mib"] == [0, used_mib], age_s
                 assert document["time_s"] == pytest.approx(now_s - age_s, abs=0.001)
             # A tenant gets its own pods, and the amounts of all.
-            mine = await get(http, f"{base}?namespace=team-a&at={at(now_s - 40)}", TENANT)
+            mine = await get(http, f"{base}?namespace=team-a&at={at(now_s - 22)}", TENANT)
             assert held(mine) == [("p", "running", 1, 300)]
             assert mine["devices"]["used_mib"] == [0, 400]
-            await get(http, f"{base}?at={at(now_s - 40)}", TENANT, 403)
+            await get(http, f"{base}?at={at(now_s - 22)}", TENANT, 403)
             for wrong in (at(now_s + 100), at(now_s - 8 * 86_400), "yesterday", "", "2026-01-01"):
                 problem = await get(http, f"{base}?at={wrong}", status=400)
                 assert "query parameter at" in problem["error"]["message"]
