@@ -109,6 +109,12 @@ async def test_holders_and_devices_of_a_time(
                 9: ([("other", "reserved", 1, 100)], 100),
                 3: ([("other", "reserved", 1, 100), ("q", "reserved", 1, 400)], 500),
             }
+            # The server copies records into the stream of events soon after they are stored.
+            with anyio.fail_after(10):
+                for age_s, (pods, _) in expected.items():
+                    url = f"{base}?at={at(now_s - age_s)}"
+                    while sorted(held(await get(http, url))) != sorted(pods):
+                        await anyio.sleep(0.05)
             for age_s, (pods, used_mib) in expected.items():
                 document = await get(http, f"{base}?at={at(now_s - age_s)}")
                 assert sorted(held(document)) == sorted(pods), age_s
