@@ -72,7 +72,7 @@ async def test_pod_that_is_too_large_shows_the_way_that_starts_it(
 
     await cluster.delete_pod("large")
     await page.goto(pending(cluster))
-    await expect(page.get_by_role("heading", name="Waiting pods")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Waiting pods", level=1)).to_be_visible()
     await expect(page.get_by_role("row", name="default/large")).to_have_count(0)
 
 

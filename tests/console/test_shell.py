@@ -139,7 +139,7 @@ async def test_views_have_no_violations(
     for path in paths:
         await page.goto(f"{cluster.url('registry')}{path}")
         await page.get_by_role("heading", level=1).wait_for()
-        await page.get_by_text("Loading…").wait_for(state="hidden")
+        await expect(page.get_by_text("Loading…")).to_have_count(0)
         await no_violations(page)
 
 

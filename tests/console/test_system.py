@@ -21,7 +21,7 @@ async def test_control_plane_that_keeps_up(
     replicas = page.get_by_role("table", name="Replicas that wrote in the last 15 minutes")
     for service in ("scheduler", "webhook", "registry"):
         await expect(replicas.get_by_role("row", name=service)).to_have_count(1)
-    await expect(page.locator(".figure", has_text="Agents heard")).to_contain_text("of 2 nodes")
+    await expect(page.locator(".figure", has_text="Agents reporting")).to_contain_text("of 2 nodes")
     streams = page.get_by_role("table", name="Streams of the bus")
     await expect(streams.get_by_role("row", name="available")).to_have_count(6)
     consumers = page.get_by_role("table", name="Consumers")

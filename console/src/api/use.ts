@@ -5,6 +5,10 @@ import type { GetRoutes } from "../../generated/api.ts";
 import { ApiError, get, type RequestOptions } from "./client.ts";
 import { forgetSource } from "./contact.ts";
 
+const TOO_MANY_REQUESTS = 429;
+/** Requests of views that were left may still be answered; a place is free again soon. */
+const BUSY_MS = 1000;
+
 export type Answer<Data> = {
   /** The last answer, kept while later requests fail. */
   data: Data | undefined;
@@ -51,6 +55,10 @@ export function useGet<P extends keyof GetRoutes>(
       } catch (error) {
         if (closing.signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
+        if (error.status === TOO_MANY_REQUESTS) {
+          timer = setTimeout(ask, BUSY_MS);
+          return;
+        }
         setState((before) => ({
           key,
           error,

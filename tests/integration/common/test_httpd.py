@@ -233,14 +233,15 @@ async def test_a_stream_reaches_the_listener_piece_by_piece() -> None:
         assert await answer.content.read() == b"data: 2\n\n"
 
 
-async def test_a_listener_that_leaves_ends_its_stream() -> None:
+@pytest.mark.parametrize("pause_s", [0.01, 600.0])
+async def test_a_listener_that_leaves_ends_its_stream(pause_s: float) -> None:
     ended = anyio.Event()
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         try:
             while True:
                 yield b": tick\n\n"
-                await anyio.sleep(0.01)
+                await anyio.sleep(pause_s)
         finally:
             ended.set()
 

@@ -93,7 +93,10 @@ function Place({ row }: { row: Scheduler.WaitingRow }) {
         value={<Count value={row.position} />}
         note={ahead ? t("pending.ahead", { amounts: ahead }) : t("pending.first")}
       />
-      <Figure label={t("pending.estimate")} value={estimateText(row.estimate)} />
+      <Figure
+        label={t("pending.estimate")}
+        value={<span class="figure-sentence">{estimateText(row.estimate)}</span>}
+      />
     </Figures>
   );
 }

@@ -39,6 +39,9 @@ JSON_TYPE = "application/json"
 STREAM_WRITE_S = 20.0
 """Longest wait until the peer of a stream takes a piece; then its connection is closed."""
 
+PEER_CHECK_S = 0.5
+"""Interval at which a stream looks whether its peer is still connected."""
+
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 CODES: tuple[tuple[type[HamiError], int, str], ...] = (
@@ -506,18 +509,32 @@ def _answer(response: Response) -> web.Response:
 async def _stream(request: web.BaseRequest, outcome: StreamedResponse) -> web.StreamResponse:
     answer = web.StreamResponse(headers={"Content-Type": outcome.content_type, **outcome.headers})
     await answer.prepare(request)
-    try:
-        async for chunk in outcome.chunks:
-            with anyio.fail_after(STREAM_WRITE_S):
-                await answer.write(chunk)
-        await answer.write_eof()
-    except TimeoutError:
-        # The peer does not read: an orderly end would wait for it, and keep what is buffered.
-        _log.info("stream closed, its reader takes no data", extra={"path": request.path})
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:
-        _log.debug("listener went away", extra={"path": request.path})
-    finally:
-        await outcome.chunks.aclose()
+    async with background() as group:
+        group.start_soon(_cancel_without_peer, request, group.cancel_scope)
+        try:
+            async for chunk in outcome.chunks:
+                with anyio.fail_after(STREAM_WRITE_S):
+                    await answer.write(chunk)
+            await answer.write_eof()
+        except TimeoutError:
+            # The peer does not read: an orderly end would wait for it, and keep what is buffered.
+            _log.info("stream closed, its reader takes no data", extra={"path": request.path})
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            _log.debug("listener went away", extra={"path": request.path})
+        finally:
+            with finish_within(STREAM_WRITE_S):
+                await outcome.chunks.aclose()
     return answer
+
+
+async def _cancel_without_peer(request: web.BaseRequest, scope: anyio.CancelScope) -> None:
+    """Cancel a stream soon after its peer has closed the connection.
+
+    Without it, only the next piece would show that: a keep-alive, seconds later, while the stream
+    occupies one of the caller's places.
+    """
+    while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - aiohttp has no event for it
+        await anyio.sleep(PEER_CHECK_S)
+    scope.cancel()
