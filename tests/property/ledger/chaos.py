@@ -140,9 +140,9 @@ class Chaos:
             (self.take_label, 0.2),
             (self.replace_replica, 0.08),
             (self.cut_link, 0.2),
-            (self.break_feed, 0.03),
+            (self.break_feed, 0.06),
             (self.end_watches, 0.05),
-            (self.forget_history, 0.02),
+            (self.forget_history, 0.06),
         ]
 
     def leave_out(self, name: str) -> None:
