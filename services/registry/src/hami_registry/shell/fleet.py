@@ -37,7 +37,7 @@ from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
 from hami_registry.shell.pastfleet import fleet_at
 
-FLUSH_S: Final = 0.5
+FLUSH_S: Final = 0.1
 """Interval at which changes are sent."""
 SNAPSHOT_S: Final = 1.0
 """Time for which an encoded snapshot is reused; events continue from its position."""
