@@ -2,7 +2,8 @@
 // Cordons a device, or ends its cordon, after a dialog that asks for the reason.
 
 import { useState } from "preact/hooks";
-import { ApiError, post } from "../../api/client.ts";
+import { useAction } from "../../api/act.ts";
+import { post } from "../../api/client.ts";
 import { t } from "../../i18n.ts";
 import { Dialog, ErrorBox } from "../../ui/index.ts";
 
@@ -16,25 +17,15 @@ export function Cordon(props: {
 }) {
   const { node, uuid, isCordoned } = props;
   const [isOpen, setOpen] = useState(false);
-  const [isBusy, setBusy] = useState(false);
   const [reason, setReason] = useState("");
-  const [problem, setProblem] = useState<ApiError>();
+  const { isBusy, problem, forget, run } = useAction();
   const action = t(isCordoned ? "device.uncordon" : "device.cordon");
 
   async function apply(): Promise<void> {
-    setBusy(true);
-    setProblem(undefined);
-    try {
-      await post("/v1/cordon", { node, device: uuid, cordoned: !isCordoned, reason });
-      setOpen(false);
-      setReason("");
-      props.onDone();
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      setProblem(error);
-    } finally {
-      setBusy(false);
-    }
+    await post("/v1/cordon", { node, device: uuid, cordoned: !isCordoned, reason });
+    setOpen(false);
+    setReason("");
+    props.onDone();
   }
 
   return (
@@ -43,7 +34,7 @@ export function Cordon(props: {
         type="button"
         class="button"
         onClick={() => {
-          setProblem(undefined);
+          forget();
           setOpen(true);
         }}
       >
@@ -54,7 +45,7 @@ export function Cordon(props: {
           title={t(isCordoned ? "device.uncordonTitle" : "device.cordonTitle", { node })}
           confirm={action}
           isBusy={isBusy}
-          onConfirm={() => void apply()}
+          onConfirm={() => run(apply)}
           onClose={() => setOpen(false)}
         >
           <p>{t(isCordoned ? "device.uncordonIntro" : "device.cordonIntro")}</p>

@@ -3,7 +3,8 @@
 
 import { useState } from "preact/hooks";
 import type { Registry, Scheduler } from "../../../generated/api.ts";
-import { ApiError, post } from "../../api/client.ts";
+import { useAction } from "../../api/act.ts";
+import { post } from "../../api/client.ts";
 import { formatMemory, formatPercent } from "../../format.ts";
 import { t } from "../../i18n.ts";
 import { language } from "../../preferences.ts";
@@ -20,26 +21,16 @@ export function Resize(props: {
   const device = container.devices[0];
   const size = container.right_size[0];
   const [wanted, setWanted] = useState<Scheduler.ResizeRequest>();
-  const [problem, setProblem] = useState<ApiError>();
   const [done, setDone] = useState<Scheduler.Resized>();
-  const [isBusy, setBusy] = useState(false);
+  const { isBusy, problem, forget, run } = useAction();
   if (!device) return null;
   const now = { name: container.name, memoryMib: device.limit_mib, corePct: device.limit_core_pct };
 
   async function apply(): Promise<void> {
     if (!wanted) return;
-    setBusy(true);
-    setProblem(undefined);
-    try {
-      setDone(await post("/v1/resize", wanted));
-      setWanted(undefined);
-      props.onResized();
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      setProblem(error);
-    } finally {
-      setBusy(false);
-    }
+    setDone(await post("/v1/resize", wanted));
+    setWanted(undefined);
+    props.onResized();
   }
 
   return (
@@ -51,7 +42,7 @@ export function Resize(props: {
           event.preventDefault();
           const form = new FormData(event.currentTarget);
           setDone(undefined);
-          setProblem(undefined);
+          forget();
           setWanted(
             resizeOf(
               { namespace, pod },
@@ -96,7 +87,7 @@ export function Resize(props: {
             class="button"
             onClick={() => {
               setDone(undefined);
-              setProblem(undefined);
+              forget();
               setWanted(
                 resizeOf({ namespace, pod }, now, String(size.memory_mib), String(size.core_pct)),
               );
@@ -118,7 +109,7 @@ export function Resize(props: {
           title={t("workload.confirmTitle", { name: `${namespace}/${pod} ${container.name}` })}
           confirm={t("workload.resize")}
           isBusy={isBusy}
-          onConfirm={() => void apply()}
+          onConfirm={() => run(apply)}
           onClose={() => setWanted(undefined)}
         >
           <p>{t("workload.confirmIntro")}</p>
