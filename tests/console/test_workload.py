@@ -260,7 +260,7 @@ async def test_pressure_names_cause_and_neighbor(
     await expect(page.get_by_text("not for a neighbor")).to_be_visible()
     await no_violations(page)
     await screenshot(page, "pressure")
-    await page.get_by_label("Namespace").fill("nobody")
+    await page.get_by_label("Namespace").fill("empty")
     await page.get_by_label("Namespace").press("Enter")
     await expect(page.get_by_text("No container waited")).to_be_visible()
     await page.get_by_role("button", name="Show all namespaces").click()

@@ -81,18 +81,23 @@ function countsOf(items: readonly Registry.Waiting[]): [Registry.Waiting["reason
   return [...counts].sort((a, b) => b[1] - a[1]);
 }
 
+/** The waiting pod, with a link to why it waits. */
+export function podColumn<Row extends { namespace: string; pod: string }>(): Column<Row> {
+  return {
+    key: "pod",
+    title: t("pending.pod"),
+    value: (row) => `${row.namespace}/${row.pod}`,
+    cell: (row) => (
+      <Link href={pendingLink(row)}>
+        {row.namespace}/{row.pod}
+      </Link>
+    ),
+  };
+}
+
 function columns(): Column<Registry.Waiting>[] {
   return [
-    {
-      key: "pod",
-      title: t("pending.pod"),
-      value: (row) => `${row.namespace}/${row.pod}`,
-      cell: (row) => (
-        <Link href={pendingLink(row)}>
-          {row.namespace}/{row.pod}
-        </Link>
-      ),
-    },
+    podColumn(),
     {
       key: "since",
       title: t("pending.since"),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queues with their use, the pods that wait in them, and what a namespace may still use.
 
-import { Link } from "wouter-preact";
 import type { Registry, Scheduler } from "../../../generated/api.ts";
 import { useGet } from "../../api/use.ts";
 import { t } from "../../i18n.ts";
@@ -20,7 +19,7 @@ import {
   Table,
   TimeAgo,
 } from "../../ui/index.ts";
-import { pendingLink } from "../pending/pending.tsx";
+import { podColumn } from "../pending/pending.tsx";
 import {
   amountsText,
   amountText,
@@ -217,16 +216,7 @@ function WaitingPods({ rows }: { rows: readonly Scheduler.WaitingRow[] }) {
       cell: (row) => row.queue || t("queues.noQueue"),
     },
     { key: "position", title: t("queues.position"), align: "right", value: (row) => row.position },
-    {
-      key: "pod",
-      title: t("pending.pod"),
-      value: (row) => `${row.namespace}/${row.pod}`,
-      cell: (row) => (
-        <Link href={pendingLink(row)}>
-          {row.namespace}/{row.pod}
-        </Link>
-      ),
-    },
+    podColumn(),
     {
       key: "since",
       title: t("pending.since"),

@@ -82,6 +82,6 @@ async def test_pod_that_does_not_wait_is_not_found() -> None:
     async with world.scheduler() as s:
         assert await s.bind(world.add_pod(pod("a", 1_000)), "n1") == ""
         await quiet()
-        for name in ("a", "nobody"):
+        for name in ("a", "missing"):
             with pytest.raises(NotFound, match=f"team-a/{name}"):
                 await ask(s, name)
