@@ -6,7 +6,7 @@ with the reason, except in CI, where they fail.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -71,9 +71,13 @@ def start_drive(drivers: Path) -> Iterator[StartDrive]:
     with ExitStack() as stack:
 
         def start(
-            container: GpuContainer, *, env: dict[str, str] | None = None, way: str = "link"
+            container: GpuContainer,
+            *,
+            env: dict[str, str] | None = None,
+            way: str = "link",
+            wrapper: Sequence[Path] = (),
         ) -> Drive:
-            drive = Drive(drivers / "drive", container=container, env=env, way=way)
+            drive = Drive(drivers / "drive", container=container, env=env, way=way, wrapper=wrapper)
             stack.callback(drive.close)
             return drive
 

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -36,9 +36,13 @@ class Drive(Closing):
         container: GpuContainer | None = None,
         env: Mapping[str, str] | None = None,
         way: str = "link",
+        wrapper: Sequence[Path] = (),
     ) -> None:
-        """``env`` is added to a container's environment; without one it is all of it."""
-        words = [str(program), way]
+        """``env`` is added to a container's environment; without one it is all of it.
+
+        ``wrapper`` is a command that runs the program.
+        """
+        words = [*map(str, wrapper), str(program), way]
         self.process = subprocess.Popen(
             container.command(words) if container else words,
             env=container.environment(env) if container else dict(env or {}),

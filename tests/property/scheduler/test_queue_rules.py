@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue rules, computed independently for random trees and random use."""
 
+import random
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hami_core.quota.queues import QueueConfig, QueueTree, QueueUse
@@ -126,3 +127,43 @@ def test_rules_equal_a_plain_recomputation_and_keep_their_promises(data: st.Data
             assert use.occupied(name, MEMORY) == plain.occupied(name)
             if limit := queue.limit.get("memory_mib"):
                 assert plain.occupied(name) <= limit
+
+
+TREES = 20
+OPERATIONS = 100_000
+
+
+@settings(max_examples=TREES, deadline=None, phases=[Phase.generate])
+@given(trees().filter(lambda tree: len(tree.queues) >= 5), st.integers(0, 2**32))
+def test_hundred_thousand_operations_keep_limits_and_guarantees(tree: QueueTree, seed: int) -> None:
+    rng = random.Random(seed)
+    use = QueueUse(tree)
+    leaves = sorted(name for name in tree.queues if tree.is_leaf(name))
+    held: Held = dict.fromkeys(leaves, 0)
+    shares: list[tuple[str, int]] = []
+    refused = 0
+    for number in range(OPERATIONS // TREES):
+        if shares and rng.random() < 0.5:
+            leaf, amount = shares.pop(rng.randrange(len(shares)))
+            use.add(leaf, {MEMORY: amount}, -1)
+            held[leaf] -= amount
+        else:
+            leaf, amount = rng.choice(leaves), rng.randint(1, 25)
+            verdict = use.object_to(leaf, {MEMORY: amount}) is None
+            assert verdict == passes(tree, held, leaf, amount), (number, leaf, amount)
+            if not verdict:
+                refused += 1
+                continue
+            use.add(leaf, {MEMORY: amount})
+            held[leaf] += amount
+            shares.append((leaf, amount))
+        plain = Plain(tree, held)
+        for name in tree.path(leaf):
+            assert use.used(name, MEMORY) == plain.used(name)
+            assert use.occupied(name, MEMORY) == plain.occupied(name)
+            if limit := tree.queues[name].limit.get("memory_mib"):
+                assert plain.occupied(name) <= limit
+    assert 0 < refused < OPERATIONS // TREES
+    for leaf, amount in shares:
+        use.add(leaf, {MEMORY: amount}, -1)
+    assert not any(use.used(name, MEMORY) for name in tree.queues)
