@@ -144,6 +144,27 @@ async def test_namespace_without_a_quota_is_not_checked() -> None:
     assert s.seen.calls[:2] == ["append hami_alloc", "post binding"]
 
 
+async def test_two_tenants_with_quotas_of_their_own_share_one_device() -> None:
+    theirs = quota(3000, name="theirs")
+    theirs["metadata"]["namespace"] = "team-b"
+    world = World()
+    await world.add_devices(builders.devices("n1", count=1, memory_mib=16000))
+    put_quota(world, quota(6000))
+    put_quota(world, theirs)
+    async with world.scheduler() as s:
+        assert await bind(world, s, "a1", mem_mib=4000) == ""
+        assert await bind(world, s, "b1", namespace="team-b", mem_mib=3000) == ""
+        assert "4000 used, limit 6000" in await bind(world, s, "a2", mem_mib=3000)
+        refusal = await bind(world, s, "b2", namespace="team-b", mem_mib=1000)
+        assert "3000 used, limit 3000" in refusal
+        assert await bind(world, s, "a3", mem_mib=2000) == ""
+        await quiet()
+        used = {q["namespace"]: q["used"] for q in (await get(s, "/v1/quotas"))["items"]}
+    assert used == {"team-a": 6000, "team-b": 3000}
+    uuids = [share.uuid for record in world.live() for c in record.containers for share in c.shares]
+    assert (len(uuids), len(set(uuids))) == (3, 1)
+
+
 async def test_quota_may_be_added_changed_and_removed_at_run_time() -> None:
     world = await world_with()
     async with world.scheduler() as s:
