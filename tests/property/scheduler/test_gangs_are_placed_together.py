@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placements of gangs against every assignment of members to nodes, on small clusters."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
@@ -132,3 +133,36 @@ def test_gang_that_fits_in_a_rack_stays_in_one(data: st.DataObject, table: Devic
         assert found is not None
         used = {table.domains.paths[table.domains.of(p.node)] for p in found.values()}
         assert len(used) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_gang_is_placed_in_the_narrowest_domain_that_holds_it(data: st.DataObject) -> None:
+    """Twelve nodes of one slot each in 2 zones, 4 spines and 8 racks, some of them in use."""
+    table = DeviceTable()
+    paths = [
+        (f"zone-{rack // 4}", f"spine-{rack // 2}", f"rack-{rack}")
+        for rack in (0, 0, 1, 2, 3, 3, 4, 5, 5, 6, 6, 7)
+    ]
+    free: dict[str, tuple[str, ...]] = {}
+    for number, path in enumerate(paths):
+        node = f"n{number:02d}"
+        table.upsert_node(node_devices(node, [device(f"{node}-0", memory_mib=MIB, slots=1)]))
+        table.set_domain(node, path)
+        if data.draw(st.booleans()):
+            table.book(node, (held(share(f"{node}-0", MIB)),))
+        else:
+            free[node] = path
+    count = data.draw(st.integers(2, 4))
+    gang = [
+        Member(request=pod(ask(mib=MIB), uid=f"u{n}"), nodes=frozenset(table.nodes()))
+        for n in range(count)
+    ]
+    found = together(table, gang)
+    assert (found is not None) == (len(free) >= count)
+    if found is None:
+        return
+    shared = [free[placement.node] for placement in found.values()]
+    width = max((n for n in range(4) if len({path[:n] for path in shared}) == 1), default=0)
+    narrower = Counter(path[: width + 1] for path in free.values())
+    assert width == 3 or max(narrower.values()) < count
