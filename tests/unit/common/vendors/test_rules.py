@@ -376,6 +376,28 @@ def test_neuron_cores_beyond_a_device_are_whole_aligned_devices() -> None:
     assert "write up to 2, or a multiple of it" in refusal({"aws.amazon.com/neuroncore": 3})
 
 
+def test_neuron_containers_of_pods_fill_a_ring_of_sixteen_without_overlap() -> None:
+    one = Node(neuron(2))
+    core, devices = "aws.amazon.com/neuroncore", "aws.amazon.com/neuron"
+    taken: list[tuple[int, int]] = []
+    for containers in (
+        [{core: 8}, {devices: 4}],
+        [{core: 2}, {core: 1}],
+        [{devices: 4}, {core: 1}],
+    ):
+        shares = one.place(*containers)
+        assert not isinstance(shares, str), shares
+        for share in shares:
+            first = 2 * int(share.uuid.removeprefix("awsneuron-")) + (share.start or 0)
+            taken += [(first, n) for n in range(1 if share.start is not None else 2)]
+        wide = [s.uuid for s in shares if s.start is None]
+        numbers = [int(uuid.removeprefix("awsneuron-")) for uuid in wide]
+        runs = [numbers[at : at + 4] for at in range(0, len(numbers) // 4 * 4, 4)]
+        assert all(run == list(range(run[0], run[0] + 4)) and run[0] % 4 == 0 for run in runs)
+    cores = [first + n for first, n in taken]
+    assert len(cores) == len(set(cores)) == 8 + 8 + 2 + 1 + 8 + 1
+
+
 def test_one_container_may_request_one_family_and_two_vendors() -> None:
     assert "ask for one of them" in refusal({"metax-tech.com/gpu": 1, "metax-tech.com/sgpu": 1})
     request = CATALOG.parse_pod(pod({"hygon.com/dcunum": 1, "vastaitech.com/va": 1}))
