@@ -10,7 +10,7 @@ released; ``released`` from any. The scheduler alone writes ``AllocationRecord``
 
 from typing import Annotated, Final, Literal, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from hami_common.bounds import (
     ATTRIBUTES_MOST,
@@ -105,6 +105,10 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """ResourceClaim through which the pod gets the shares; empty: through the device plugin. Its
     allocation has the same devices and amounts.
     """
+    sku: Reference = ""
+    """SKU that the pod was admitted with, ``<name>@<version>``; empty: it names no SKU."""
+    service_class: Word = field(default="", name="class")
+    """Class of that SKU: ``guaranteed``, ``burstable`` or ``spot``; empty without a SKU."""
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -849,6 +849,8 @@ class Ledger:
                 account=record.account,
                 origin=record.origin,
                 claim=record.claim,
+                sku=record.sku,
+                service_class=record.service_class,
             ),
             fenced=True,
         )
