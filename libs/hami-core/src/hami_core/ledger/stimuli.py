@@ -57,9 +57,7 @@ class Append(Struct, frozen=True, kw_only=True):
     fenced: bool
     """True when the condition is the node's fence, else it is the key's own sequence."""
 
-    def under(
-        self, account: Account | None, *, sku: str = "", service_class: str = ""
-    ) -> "Append":
+    def under(self, account: Account | None, *, sku: str = "", service_class: str = "") -> "Append":
         """Return a copy with the identity under which quotas count the pod, and with its SKU."""
         record = replace(self.record, account=account, sku=sku, service_class=service_class)
         return replace(self, record=record)
