@@ -4,8 +4,9 @@
 import random
 from collections.abc import Iterator
 
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hami_core.quota.queues import QueueConfig, QueueTree, QueueUse
 from hami_core.quota.resourcequota import Resource
@@ -167,3 +168,46 @@ def test_hundred_thousand_operations_keep_limits_and_guarantees(tree: QueueTree,
     for leaf, amount in shares:
         use.add(leaf, {MEMORY: amount}, -1)
     assert not any(use.used(name, MEMORY) for name in tree.queues)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), st.integers(0, 2**32))
+def test_every_guarantee_is_reclaimed_from_borrowers_alone(limited: QueueTree, seed: int) -> None:
+    """All capacity is in use; each leaf below its guarantee gets the rest of it, 1 MiB at a time.
+
+    Without limits: one of a queue above, which others reached, refuses before reclaim.
+    """
+    tree = QueueTree(replace(queue, limit={}) for queue in limited.queues.values())
+    rng = random.Random(seed)
+    use = QueueUse(tree)
+    one = {MEMORY: 1}
+    leaves = sorted(name for name in tree.queues if tree.is_leaf(name))
+    tops, total = tree.children[""], tree.total(MEMORY)
+    while sum(use.used(name, MEMORY) for name in tops) < total:
+        allowed = [leaf for leaf in leaves if use.object_to(leaf, one) is None]
+        if not allowed:
+            return  # a queue does not lend, or may not borrow
+        use.add(rng.choice(allowed[:2]), one)
+    lending = [leaf for leaf in leaves if tree.queues[leaf].lend]
+    for leaf in rng.sample(lending, len(lending)):
+        while owner := use.guarantor(leaf, one):
+            grows = Plain(tree, {name: use.used(name, MEMORY) for name in leaves})
+            if grows.occupied(owner) > grows.taken(owner):
+                break  # a queue above does not lend: the capacity is free
+            victims = [
+                other
+                for other in leaves
+                if (surplus := use.surplus(other, beside=owner)) is not None
+                and use.used(other, MEMORY)
+                and all(surplus.values())
+            ]
+            assert victims, (leaf, owner, "no queue borrows, but a guarantee is not met")
+            victim = rng.choice(victims)
+            before = {name: use.taken(name, MEMORY) for name in tree.path(victim)}
+            event("reclaimed")
+            use.add(victim, one, -1)
+            assert use.object_to(leaf, one) is None
+            use.add(leaf, one)
+            for name, taken in before.items():
+                guaranteed = tree.guaranteed[name].get(MEMORY, 0)
+                assert use.taken(name, MEMORY) >= min(taken, guaranteed), (name, victim, leaf)

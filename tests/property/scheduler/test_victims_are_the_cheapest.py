@@ -41,6 +41,7 @@ def units(draw: st.DrawFn, devices: int) -> list[Unit]:
                         priority=draw(st.integers(-2, 2)),
                         start_s=draw(st.integers(1, 4)),
                         budgets=draw(st.sampled_from([(), (), ("a",), ("b",)])),
+                        uses=draw(st.sampled_from([(), (), (("queue q", 300),)])),
                     )
                     for member in range(len(here) + away)
                 ),
@@ -97,7 +98,7 @@ def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
     offered = data.draw(units(devices))
     leaving = data.draw(st.lists(holdings(devices), max_size=2))
     staying = data.draw(st.lists(holdings(devices), max_size=2))
-    allowed = {"a": data.draw(st.integers(0, 2)), "b": 1}
+    allowed = {"a": data.draw(st.integers(0, 2)), "b": 1, "queue q": 500}
     booked = [*leaving, *staying, *(shares for unit in offered for shares in unit.here)]
     table = table_with(devices, booked)
     before = list(table.usages())

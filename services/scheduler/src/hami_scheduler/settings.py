@@ -179,6 +179,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "nodes_to_score",
         "policy",
         "preemption",
+        "reclaim",
         "preempt_hold_s",
         "preempt_retry_s",
         "preempt_nodes",
@@ -276,6 +277,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     preemption: bool = True
     """Evict pods with a lower priority for one that fits nowhere, see docs/preemption.md."""
+    reclaim: bool = True
+    """Evict pods of queues that borrow for one that fits nowhere and is within the guarantee of its
+    own queue, whatever their priorities; only with ``preemption``, see docs/preemption.md.
+    """
     preempt_hold_s: float = 60.0
     """Time for which capacity freed by preemption stays reserved for its pod, in addition to the
     longest grace period of the victims.

@@ -3,6 +3,7 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -243,11 +244,16 @@ async def test_reservation_is_released_when_the_pod_is_deleted_or_its_time_ends(
 
 
 @pytest.mark.parametrize("point", range(6))
-async def test_crash_at_any_point_is_recovered(point: int) -> None:
+@pytest.mark.parametrize("reason", ["priority", "guarantee"])
+async def test_crash_at_any_point_is_recovered(point: int, reason: str, tmp_path: Path) -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
-    urgent = world.add_pod(pod("urgent", 10))
+    reclaims = reason == "guarantee"
+    urgent = world.add_pod(of_research("urgent", 6000) if reclaims else pod("urgent", 10))
+    settings: dict[str, Any] = (
+        {"queues_file": queues(tmp_path, guaranteed_mib=4000)} if reclaims else {}
+    )
 
-    async with world.scheduler("s1") as s:
+    async with world.scheduler("s1", **settings) as s:
 
         async def stop() -> None:
             await anyio.sleep_forever()
@@ -255,7 +261,7 @@ async def test_crash_at_any_point_is_recovered(point: int) -> None:
         s.seen.before[len(s.seen.calls) + point] = stop
         await s.filter(urgent, NODES)
         await quiet()
-    async with world.scheduler("s1", preempt_retry_s=1.0) as s:
+    async with world.scheduler("s1", preempt_retry_s=1.0, **settings) as s:
         for _ in range(4):
             await s.filter(urgent, NODES)
             await quiet()
@@ -310,4 +316,92 @@ async def test_preempt_verb_adds_required_victims_and_drops_useless_nodes() -> N
         whole = {"Pod": body["Pod"], "NodeNameToVictims": {"n1": {"Pods": [small]}}}
         again = await s.call("preempt", json.dumps(whole).encode())
         assert again == answer
+    assert world.kube.evictions == []
+
+
+# --- reclaim -------------------------------------------------------------------------------------
+
+
+def queues(tmp_path: Path, *, guaranteed_mib: int) -> str:
+    """A file with queues ``default`` with this guarantee, and ``research`` with 10,000 MiB."""
+    file = tmp_path / "queues.toml"
+    file.write_text(
+        f"""
+        [[queue]]
+        name = "research"
+        guaranteed = {{ memory_mib = 10000 }}
+        namespaces = ["research"]
+        [[queue]]
+        name = "default"
+        guaranteed = {{ memory_mib = {guaranteed_mib} }}
+        namespaces = ["default"]
+        [[queue]]
+        name = "spare"
+        guaranteed = {{ memory_mib = 10000 }}
+        """
+    )
+    return str(file)
+
+
+def of_research(name: str, mem_mib: int) -> builders.Obj:
+    """A pod with a lower priority than all others."""
+    made = pod(name, 0, mem_mib=mem_mib)
+    made["metadata"]["namespace"] = "research"
+    return made
+
+
+async def test_guarantee_is_reclaimed_at_once_from_borrowers_of_any_priority(
+    tmp_path: Path,
+) -> None:
+    world = await world_with((pod("old", 9), "n1"), (pod("more", 5), "n2"))
+    waits = of_research("waits", 6000)
+    settings = {"queues_file": queues(tmp_path, guaranteed_mib=4000)}
+    async with world.scheduler(**settings) as s:
+        answer = await ask(world, s, waits)
+        assert answer["NodeNames"] == []
+        assert world.kube.evictions == ["more"]
+        (room,) = held(world)
+        assert (room.pod, room.node, room.awaits) == ("waits", "n2", ("uid-more",))
+        (event,) = [e for e in world.kube.events if e["reason"] == "Preempted"]
+        assert (
+            "its queue research uses its guarantee, this pod's queue default borrows"
+            in (event["message"])
+        )
+        await gone(world, "more")
+        assert (await ask(world, s, waits))["NodeNames"] == ["n2"]
+        assert await s.bind(waits, "n2") == ""
+        again = pod("again", 9)
+        assert (await ask(world, s, again))["NodeNames"] == []
+        assert world.kube.evictions == ["more"], "the owner of the guarantee keeps it"
+        await quiet()
+        world.check_settled(*DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("guaranteed_mib", "wanted_mib", "evicted"),
+    [
+        (4000, 6000, ["small-1"]),
+        (4000, 9000, ["small-1", "small-2"]),
+        (8000, 6000, ["small-1"]),
+        (8000, 9000, []),  # one small pod is above the guarantee of 8000, two are not
+        (12000, 6000, []),
+        (0, 10500, []),  # more than the guarantee of its own queue
+    ],
+)
+async def test_no_queue_falls_below_its_guarantee(
+    tmp_path: Path, guaranteed_mib: int, wanted_mib: int, evicted: list[str]
+) -> None:
+    small = [(pod(f"small-{n}", 9, mem_mib=3000), "n1") for n in (1, 2)]
+    world = await world_with(*small, (pod("large", 20), "n2"))
+    settings = {"queues_file": queues(tmp_path, guaranteed_mib=guaranteed_mib)}
+    async with world.scheduler(**settings) as s:
+        await ask(world, s, of_research("waits", wanted_mib))
+    assert sorted(world.kube.evictions) == evicted
+
+
+async def test_reclaim_can_be_disabled(tmp_path: Path) -> None:
+    world = await world_with((pod("old", 9), "n1"), (pod("more", 5), "n2"))
+    settings = {"queues_file": queues(tmp_path, guaranteed_mib=4000), "reclaim": False}
+    async with world.scheduler(**settings) as s:
+        await ask(world, s, of_research("waits", 6000))
     assert world.kube.evictions == []

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates for preemption: turns pods and holdings of a node into units for ``victims``.
 
-A pod may be evicted for another one if it is ours and bound, has a lower priority, has run for its
-minimum runtime and is covered by at most one PodDisruptionBudget (the eviction API refuses others).
+A pod may be evicted for another one if it is ours and bound, has a lower priority or a queue that
+borrows what the other's queue is guaranteed, has run for its minimum runtime and is covered by at
+most one PodDisruptionBudget (the eviction API refuses others). No queue falls below its guarantee
+for a pod of another queue.
 A member of a gang is evicted only with all members of the gang. A pod that is already terminating
 costs nothing: the plan waits for its capacity. Times are Unix seconds, durations seconds.
 """
@@ -15,6 +17,10 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.planning.victims import NOTHING, Cost, Pod, Shares, Unit, least_of
+from hami_core.quota.accounts import Uses
+
+UsesOf = Callable[[PodFacts, int], Uses | None]
+"""``Lenders.uses`` of a pod's record, for a pod with this priority."""
 
 NEVER = "Never"
 """``preemptionPolicy`` of a pod that never preempts others."""
@@ -32,6 +38,14 @@ class Rules(Struct, frozen=True, kw_only=True):
     """PodDisruptionBudgets by uid of the pods they cover."""
     spared: frozenset[str] = frozenset()
     """Pods whose recent eviction failed."""
+    uses_of: UsesOf | None = None
+    """``None``: there are no queues; only pods with a lower priority may be evicted."""
+
+    def uses(self, pod: PodFacts, *, priority: int) -> Uses | None:
+        """Return what evicting the pod for one of ``priority`` uses; ``None``: it must stay."""
+        if self.uses_of is not None:
+            return self.uses_of(pod, priority)
+        return () if pod.priority < priority else None
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -46,7 +60,12 @@ class Site(Struct, frozen=True, kw_only=True):
 
 
 def least_cost(
-    ledger: Ledger, node: str, *, priority: int, pod_of: Callable[[str], PodFacts | None]
+    ledger: Ledger,
+    node: str,
+    *,
+    priority: int,
+    pod_of: Callable[[str], PodFacts | None],
+    uses_of: UsesOf | None = None,
 ) -> Cost | None:
     """Return a lower bound of the cost of victims on ``node``.
 
@@ -60,7 +79,9 @@ def least_cost(
         if pod.is_finished or pod.is_deleting:
             if ledger.holding(node, uid) is not None:
                 return NOTHING  # its capacity alone may suffice
-        elif pod.priority < priority and (lowest is None or pod.priority < lowest):
+        elif (lowest is None or pod.priority < lowest) and (
+            pod.priority < priority or (uses_of is not None and uses_of(pod, priority) is not None)
+        ):
             lowest = pod.priority
     return None if lowest is None else least_of(lowest)
 
@@ -82,24 +103,27 @@ def site(
         pod = pod_of(holding.record.pod_uid)
         if pod is None or pod.node != node:
             continue  # only reserved, or its pod is unknown
-        if pod.is_finished or (pod.is_deleting and pod.priority < priority):
+        if pod.is_finished or (pod.is_deleting and rules.uses(pod, priority=priority) is not None):
             leaving.append(holding)
         elif pod.group:
             gangs.setdefault(pod.group, []).append(holding)
         elif is_evictable(pod, priority=priority, rules=rules):
-            units.append(Unit(pods=(_pod(pod, rules),), here=(holding.record.containers,)))
+            units.append(
+                Unit(pods=(_pod(pod, priority, rules),), here=(holding.record.containers,))
+            )
     for group, holdings in gangs.items():
         members = [pod for pod in members_of(group) if pod.node and not pod.is_finished]
         staying = [pod for pod in members if not pod.is_deleting]
         if staying and all(is_evictable(pod, priority=priority, rules=rules) for pod in staying):
-            pods = tuple(_pod(pod, rules) for pod in sorted(staying, key=lambda pod: pod.uid))
+            ordered = sorted(staying, key=lambda pod: pod.uid)
+            pods = tuple(_pod(pod, priority, rules) for pod in ordered)
             units.append(Unit(pods=pods, here=tuple(h.record.containers for h in holdings)))
     return Site(units=tuple(units), leaving=tuple(leaving))
 
 
 def is_evictable(pod: PodFacts, *, priority: int, rules: Rules) -> bool:
     """Return whether the pod may be evicted for one of ``priority``."""
-    if pod.priority >= priority or pod.uid in rules.spared:
+    if rules.uses(pod, priority=priority) is None or pod.uid in rules.spared:
         return False
     if len(rules.budgets.get(pod.uid, ())) > 1:
         return False
@@ -109,12 +133,13 @@ def is_evictable(pod: PodFacts, *, priority: int, rules: Rules) -> bool:
     return not protected_s or (pod.start_s > 0 and pod.start_s + protected_s <= rules.now_s)
 
 
-def _pod(pod: PodFacts, rules: Rules) -> Pod:
+def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:
     return Pod(
         uid=pod.uid,
         priority=pod.priority,
         start_s=pod.start_s or rules.now_s,
         budgets=rules.budgets.get(pod.uid, ()),
+        uses=rules.uses(pod, priority=priority) or (),
     )
 
 

@@ -50,6 +50,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     budgets: tuple[str, ...] = ()
     """PodDisruptionBudgets that cover it."""
+    uses: tuple[tuple[str, int], ...] = ()
+    """Amounts of other bounds that its eviction uses, by name."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -98,11 +100,13 @@ class Victims(Struct, frozen=True, kw_only=True):
 
 
 def cost_of(units: Sequence[Unit], allowed: Mapping[str, int]) -> Cost:
-    """Return the cost of evicting ``units``; ``allowed`` disruptions by budget."""
+    """Return the cost of evicting ``units``; ``allowed`` by budget, or by bound of ``uses``."""
     pods = [pod for unit in units for pod in unit.pods]
     if not pods:
         return NOTHING
     covered = Counter(budget for pod in pods for budget in pod.budgets)
+    for pod in pods:
+        covered.update(dict(pod.uses))
     highest = max(pod.priority for pod in pods)
     return Cost(
         violations=sum(max(0, n - allowed.get(name, 0)) for name, n in covered.items()),

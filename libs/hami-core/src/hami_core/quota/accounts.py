@@ -16,6 +16,7 @@ counts reservations of this replica that are still in flight. Amounts as in ``qu
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -43,6 +44,9 @@ _SHORT_NAME: Final = 40
 """Maximum length of each of two names in one text."""
 
 _Key = tuple[str, str]
+_Surplus = Mapping[tuple[str, Resource], int]
+Uses = tuple[tuple[str, int], ...]
+"""Amounts by the name of the bound that they reduce."""
 _UNITS: Final = {"memory_mib": " MiB", "core_pct": "%", "devices": ""}
 _CODES: Final[dict[str, RefusalCode]] = {
     "limit": "QueueOverLimit",
@@ -119,6 +123,57 @@ class HeadroomRow(Struct, frozen=True, kw_only=True):
     code: str = ""
     """Refusal code of one more."""
     text: str = ""
+
+
+class Lenders:
+    """Pods that may be evicted for another one without taking a guarantee from a queue.
+
+    No queue falls below its guarantee for a pod of another queue. Valid until the usage changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaf: str,
+        owner: str,
+        counted: Callable[[AllocationRecord], tuple[str, Amounts]],
+        surplus: Callable[[str, str], _Surplus | None],
+    ) -> None:
+        """Serve a pod of queue ``leaf`` (empty: none) that is within the guarantee of ``owner``.
+
+        ``counted`` returns the leaf and the amounts of a record, ``surplus`` that of a leaf beside
+        another queue.
+        """
+        self.allowed: dict[str, int] = {}
+        """What each queue borrows of each resource, by the names that ``uses`` returns."""
+        self.owner = owner
+        """Empty: the pod is within no guarantee."""
+        self._leaf = leaf
+        self._counted = counted
+        self._surplus = lru_cache(maxsize=None)(surplus)
+
+    def uses(self, record: AllocationRecord, *, by_priority: bool) -> Uses | None:
+        """Return by how much evicting the pod of the record reduces what its queues borrow.
+
+        ``by_priority``: it has a lower priority; otherwise it leaves for a guarantee. ``None``: it
+        must stay.
+        """
+        if not by_priority and not self.owner:
+            return None
+        queue, amounts = self._counted(record)
+        surplus = self._surplus(queue, self._leaf if by_priority else self.owner) if queue else None
+        if surplus is None:
+            return () if by_priority else None
+        uses: list[tuple[str, int]] = []
+        for (name, resource), left in surplus.items():
+            amount = amounts.get(resource, 0)
+            if amount > left:
+                return None
+            if amount:
+                bound = f"queue {name} {resource}"
+                self.allowed[bound] = left
+                uses.append((bound, amount))
+        return tuple(uses)
 
 
 class QuotaLedger:
@@ -409,6 +464,40 @@ class QuotaLedger:
         if objection.queue != queue:
             tail += f" (for {_clip(queue, 32)})"
         return _refusal_of(_CODES[objection.rule], f"{what}, {tail}")
+
+    def queue_of(self, namespace: str, account: Account | None) -> str:
+        """Return the queue under which pods of the account count; empty: none."""
+        return self._queue_of(namespace, account or NO_ACCOUNT)
+
+    def lenders(
+        self,
+        namespace: str,
+        account: Account | None,
+        wanted: Amounts,
+        *,
+        own: Iterable[_Key] = (),
+    ) -> Lenders:
+        """Return whose pods may be evicted for a pod that requests ``wanted``.
+
+        ``own`` as in ``first_look``.
+        """
+        leaf = self.queue_of(namespace, account)
+        mine = [(key, entry) for key in own if (entry := self._take(namespace, key)) is not None]
+        owner = self._use.guarantor(leaf, wanted) if leaf else ""
+        for key, entry in mine:
+            self._put(namespace, key, entry)
+
+        def counted(record: AllocationRecord) -> tuple[str, Amounts]:
+            entry = self._live.get(record.namespace, {}).get((record.node, record.pod_uid))
+            queue = self.queue_of(record.namespace, record.account)
+            return queue, {} if entry is None else entry.amounts
+
+        return Lenders(
+            leaf=leaf,
+            owner=owner,
+            counted=counted,
+            surplus=lambda queue, beside: self._use.surplus(queue, beside=beside),
+        )
 
     def never(self, namespace: str, account: Account | None, wanted: Amounts) -> bool:
         """Return whether a limit is below ``wanted`` even while no other pod uses anything."""

@@ -344,6 +344,46 @@ class QueueUse:
                     name, resource, before
                 )
 
+    def guarantor(self, queue: str, wanted: Amounts) -> str:
+        """Return the outermost queue within whose guarantee the leaf may use ``wanted`` more.
+
+        Empty when the leaf would borrow, or when no queue guarantees any of these resources.
+        """
+        path, outermost = self.tree.path(queue), -1
+        for resource, amount in wanted.items():
+            if amount <= 0 or resource not in self.tree.managed:
+                continue
+            grows = amount
+            for at, name in enumerate(path):
+                taken = self.taken(name, resource) + grows
+                if taken <= self.tree.guaranteed[name].get(resource, 0):
+                    outermost = max(outermost, at)
+                    break
+                if not self.tree.queues[name].borrow_weight:
+                    return ""
+                grows = self._occupied(name, resource, taken) - self.occupied(name, resource)
+            else:
+                return ""
+        return path[outermost] if outermost >= 0 else ""
+
+    def surplus(self, queue: str, *, beside: str) -> dict[tuple[str, Resource], int] | None:
+        """Return what the leaf, and each queue between it and ``beside``, uses above its guarantee.
+
+        These are the queues below the nearest one that is above both; all, if ``beside`` is empty.
+        ``None``: the leaf is ``beside``, or below it.
+        """
+        path, above = self.tree.path(queue), self.tree.path(beside)[1:] if beside else ()
+        if beside in path:
+            return None
+        own = [name for name in path if name not in above]
+        return {
+            (name, resource): max(
+                0, self.taken(name, resource) - self.tree.guaranteed[name].get(resource, 0)
+            )
+            for name in own
+            for resource in self.tree.managed
+        }
+
     def object_to(
         self, queue: str, wanted: Amounts, claims: Iterable[Claim] = ()
     ) -> Objection | None:

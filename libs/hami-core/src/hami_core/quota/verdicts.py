@@ -173,6 +173,17 @@ class QuotaVerdicts:
         return answer, short[-1] if short else None
 
 
+def wanted_on(
+    table: DeviceTable, request: PodRequest, account: Account | None, node: str
+) -> Amounts:
+    """Return the amounts that the request would count on the node, the least if it is unknown."""
+    vendors = vendors_by_percentage(request)
+    if not vendors or node not in table.codes:
+        return least_amounts(request, {}, account)
+    ((least_mib, _),) = _by_least_mib(table, [node], vendors)
+    return least_amounts(request, least_mib, account)
+
+
 def allowed(
     table: DeviceTable,
     request: PodRequest,

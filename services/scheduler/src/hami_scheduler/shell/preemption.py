@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preempts for pods with a high priority: chooses victims, reserves their capacity, evicts (D17).
+"""Preempts for pods with a high priority, and for guarantees that other queues borrow (D17).
+
+Chooses victims, reserves their capacity, evicts them.
 
 Filter only notes that a pod fits nowhere; everything else happens here, outside the calls. The
 order leaves no stuck state after a crash at any point:
@@ -51,12 +53,16 @@ from hami_core.planning.preempt import (
     NEVER,
     Rules,
     Site,
+    UsesOf,
     is_evictable,
     least_cost,
     site,
     wanted_grace_s,
 )
 from hami_core.planning.victims import Cost, Victims, find_victims, run
+from hami_core.quota.accounts import Lenders, Uses
+from hami_core.quota.resourcequota import least_amounts
+from hami_core.quota.verdicts import wanted_on
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.answer import Answer
@@ -73,7 +79,7 @@ HELD_FOR = "preemption"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 ASKED_MOST = 1024
 """Maximum pods remembered between two attempts."""
-NODES_AT_ONCE = 256
+NODES_AT_ONCE = 64
 """Nodes that are ranked between two points where other tasks may run."""
 PASSING = frozenset({"early", "contended", "unavailable"})
 """Outcomes of an attempt that do not depend on the pod: it is retried without a filter call.
@@ -210,7 +216,7 @@ class Preemption:
         if not self._quarantine.is_due(PREEMPTION, uid):
             return
         lowest = self._state.pods.lowest_priority()
-        if lowest is None or lowest >= priority:
+        if lowest is None or (lowest >= priority and not self._may_reclaim(request)):
             return
         if uid in self._asked or len(self._asked) >= ASKED_MOST:
             return
@@ -250,17 +256,18 @@ class Preemption:
         Nodes where eviction cannot free enough capacity are left out.
         """
         covered = await self._covered()
-        rules = self._rules(covered.by_uid)
+        known = self._state.pods.get(request.uid)
         kept: dict[str, wire.MetaVictims] = {}
         for node, victims in given.items():
             uids = [victim.uid for victim in victims.pods or []]
+            lenders = None if known is None else self._lenders(known, request, node)
             found = site(
                 self._state.ledger,
                 node,
                 priority=pod.spec.priority or 0,
                 pod_of=self._state.pods.get,
                 members_of=self._state.pods.members_of_group,
-                rules=rules,
+                rules=self._rules(covered.by_uid, lenders),
             )
             held = [self._state.ledger.holding(node, uid) for uid in uids]
             going = [holding for holding in held if holding is not None]
@@ -280,7 +287,7 @@ class Preemption:
                     *(holding.record.containers for holding in going),
                     *(h.record.containers for h in found.leaving if h.record.pod_uid not in uids),
                 ],
-                allowed=covered.allowed,
+                allowed={**covered.allowed, **(lenders.allowed if lenders else {})},
             )
             more = run(search)
             await anyio.lowlevel.checkpoint()
@@ -376,7 +383,7 @@ class Preemption:
                 )
                 return "none"
             if plan.victims.cost.violations:
-                text = "room could be made only against a PodDisruptionBudget"
+                text = "room could be made only against a PodDisruptionBudget or a guarantee"
                 self._publish(asked, verdict="refused", error=text)
                 return "budget"
             outcome = await self._execute(asked, pod, plan)
@@ -384,15 +391,58 @@ class Preemption:
                 return outcome
         return "contended"
 
+    def _may_reclaim(self, request: PodRequest) -> bool:
+        """Return whether the pod may be within the guarantee of its queue."""
+        if not self._settings.reclaim or not self._state.core.quota.tree:
+            return False
+        pod = self._state.pods.get(request.uid)
+        if pod is None:
+            return True  # the attempt waits for its watch event
+        lenders = self._lenders(pod, request)
+        return lenders is not None and bool(lenders.owner)
+
+    def _lenders(self, pod: PodFacts, request: PodRequest, node: str = "") -> Lenders | None:
+        """Return whose pods may be evicted for the pod; ``None`` without queues.
+
+        Without a node its amounts are the least of any node.
+        """
+        quota = self._state.core.quota
+        if not self._settings.reclaim or not quota.tree:
+            return None
+        wanted = (
+            wanted_on(self._state.table, request, pod.account, node)
+            if node
+            else least_amounts(request, {}, pod.account)
+        )
+        own = [(h.record.node, pod.uid) for h in self._state.ledger.holdings_of_pod(pod.uid)]
+        return quota.lenders(pod.namespace, pod.account, wanted, own=own)
+
+    def _uses_of(self, lenders: Lenders | None) -> UsesOf | None:
+        if lenders is None:
+            return None
+
+        def uses(pod: PodFacts, priority: int) -> Uses | None:
+            holding = self._state.ledger.holding(pod.node, pod.uid)
+            is_lower = pod.priority < priority
+            if holding is None:
+                return () if is_lower else None
+            return lenders.uses(holding.record, by_priority=is_lower)
+
+        return uses
+
     async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
         """Return the cheapest victims on any of the nodes, ``None`` when no set is enough."""
-        rules = self._rules(covered.by_uid)
+        on_any = self._uses_of(self._lenders(pod, asked.request))
         ranked: list[tuple[Cost, str]] = []
         for number, node in enumerate(asked.names.strings()):
             if not number % NODES_AT_ONCE:
                 await anyio.lowlevel.checkpoint()
             least = least_cost(
-                self._state.ledger, node, priority=pod.priority, pod_of=self._state.pods.get
+                self._state.ledger,
+                node,
+                priority=pod.priority,
+                pod_of=self._state.pods.get,
+                uses_of=on_any,
             )
             if least is not None:
                 ranked.append((least, node))
@@ -402,6 +452,8 @@ class Preemption:
             below = None if best is None else best.victims.cost
             if below is not None and least >= below:
                 break
+            lenders = self._lenders(pod, asked.request, node)
+            rules = self._rules(covered.by_uid, lenders)
             here = self._site(node, pod, rules)
             search = find_victims(
                 self._state.table,
@@ -409,7 +461,7 @@ class Preemption:
                 node,
                 here.units,
                 leaving=here.leaving_shares(),
-                allowed=covered.allowed,
+                allowed={**covered.allowed, **(lenders.allowed if lenders else {})},
                 below=below,
             )
             seen = self._state.ledger.fence(node)
@@ -434,7 +486,9 @@ class Preemption:
             rules=rules,
         )
 
-    def _rules(self, budgets: Mapping[str, tuple[str, ...]]) -> Rules:
+    def _rules(
+        self, budgets: Mapping[str, tuple[str, ...]], lenders: Lenders | None = None
+    ) -> Rules:
         now_s = self._state.clock.monotonic_s()
         for uid in [uid for uid, until_s in self._spared_until_s.items() if until_s <= now_s]:
             del self._spared_until_s[uid]
@@ -444,6 +498,7 @@ class Preemption:
             min_runtime_most_s=self._settings.min_runtime_most_s,
             budgets=budgets,
             spared=frozenset(self._spared_until_s),
+            uses_of=self._uses_of(lenders),
         )
 
     async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
@@ -482,7 +537,7 @@ class Preemption:
         await self._events.record(
             _reference(pod),
             reason="Preempting",
-            message=f"{len(victims)} pods with lower priority leave node {node}"
+            message=f"{len(victims)} pods leave node {node}"
             f"{', ' + str(len(leaving)) + ' more are leaving' if leaving else ''};"
             " their devices are held for this pod",
         )
@@ -498,7 +553,7 @@ class Preemption:
                 continue
             members = self._state.pods.members_of_group(victim.group) if victim.group else [victim]
             found |= {member.uid: member for member in members if member.node}
-        rules = self._rules({})
+        rules = self._rules({}, self._lenders(pod, asked.request, held.record.node))
         staying = [
             victim for victim in found.values() if not victim.is_deleting and not victim.is_finished
         ]
@@ -605,7 +660,7 @@ class Preemption:
                 return [f"pod {victim.namespace}/{victim.name} cannot be evicted: {problem}"]
             self._metrics.victims.inc()
             _log.warning(
-                "pod evicted for one with a higher priority",
+                "pod evicted for another one",
                 extra={
                     "namespace": victim.namespace,
                     "pod": victim.name,
@@ -617,11 +672,18 @@ class Preemption:
                 _reference(victim),
                 reason="Preempted",
                 kind="Warning",
-                message=f"Evicted for pod {preemptor.namespace}/{preemptor.name} (priority"
-                f" {preemptor.priority}, this pod {victim.priority}), which needs devices of node"
-                f" {node}",
+                message=f"Evicted for pod {preemptor.namespace}/{preemptor.name}"
+                f" ({self._claim(preemptor, victim)}), which needs devices of node {node}",
             )
         return []
+
+    def _claim(self, preemptor: PodFacts, victim: PodFacts) -> str:
+        """Return the reason for which one pod is evicted for another."""
+        if victim.priority < preemptor.priority:
+            return f"priority {preemptor.priority}, this pod {victim.priority}"
+        quota = self._state.core.quota
+        theirs, ours = (quota.queue_of(pod.namespace, pod.account) for pod in (preemptor, victim))
+        return f"its queue {theirs} uses its guarantee, this pod's queue {ours} borrows"
 
     async def _evict(self, victim: PodFacts) -> str:
         """Evict the pod; returns why not, empty when it terminates or is gone."""
