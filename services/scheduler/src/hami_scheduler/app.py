@@ -58,7 +58,9 @@ from hami_scheduler.shell.claimkeeper import ClaimKeeper
 from hami_scheduler.shell.claims import Claims
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
+from hami_scheduler.shell.defrag import Defrag
 from hami_scheduler.shell.effects import Effects
+from hami_scheduler.shell.evictions import Evictions
 from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
@@ -339,6 +341,16 @@ class Scheduler:
         self.pod_ways = PodWays(
             state=state, kube=world.kube, take=self.what_if.take, settings=settings
         )
+        self.defrag = Defrag(
+            state=state,
+            binder=self.binder,
+            effects=effects,
+            kube=world.kube,
+            take=self.what_if.take,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+        )
         self.extender = Extender(
             state=state,
             reader=reader,
@@ -444,6 +456,7 @@ class Scheduler:
                 writer=writer,
             ),
             settling=settling,
+            evictions=Evictions(state=state, pods=pods, kube=world.kube, settings=settings),
             confirmations=self.confirmations,
         )
 
@@ -454,6 +467,7 @@ class Scheduler:
             self._core.recorder.prefer(settings.policy)
         self.extender.use(settings)
         self.preemption.use(settings)
+        self._effects.evictions.use(settings)
         self.gangs.use(settings)
         self.what_if.use(settings)
 
@@ -471,6 +485,7 @@ class Scheduler:
             "wake gangs": self.gangs.wake,
             "placement for Kueue": self.placement.work,
             "provisioning requests": self.provisioning.work,
+            "defragmentation": self.defrag.work,
             "claims": self.claims.work,
             "claims of pods": self._effects.keeper.work,
             "pods without a question": self._unasked.work,
@@ -651,6 +666,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             **scheduler.resizer.routes(),
             **scheduler.what_if.routes(),
             **scheduler.pod_ways.routes(),
+            **scheduler.defrag.routes(),
         }
         pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:

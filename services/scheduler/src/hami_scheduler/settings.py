@@ -151,6 +151,37 @@ class ProvisioningSettings(HoldSettings, frozen=True, kw_only=True, forbid_unkno
     """Time after its creation at which a request without capacity fails."""
 
 
+class DefragSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Defragmentation: running pods are moved so that a waiting pod fits, see docs/defrag.md."""
+
+    lease_s: float = 60.0
+    """Time for which the places of a defragmentation stay held after its last call, in addition to
+    the longest grace period of the moved pods. A replacement must have started by then.
+    """
+    enabled: bool = False
+    """Defragment without being called, by one elected replica within the budget below."""
+    wait_s: float = 60.0
+    """Time for which a pod must have waited before others are moved for it."""
+    moves: int = 4
+    """Maximum number of pods that are moved for one waiting pod."""
+    evictions: int = 2
+    """Maximum number of evictions in ``interval_s``."""
+    interval_s: float = 60.0
+    """Interval of that budget."""
+    run_s: float = 600.0
+    """Time after which the defragmentation for one pod is stopped."""
+    retry_s: float = 300.0
+    """Pause before pods are moved for the same pod again."""
+    round_s: float = 2.0
+    """Pause between two steps."""
+    namespace: str = "hami-system"
+    """Namespace of the Lease by which one replica is elected."""
+    lease_name: str = "hami-defrag"
+    """Name of that Lease."""
+    leader_lease_s: float = 15.0
+    """Time after which another replica takes over from one that stopped."""
+
+
 class VolcanoExtenderSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Calls of Volcano's plugin ``extender``, see docs/volcano-extender.md."""
 
@@ -207,6 +238,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     dra: DraSettings = DraSettings()
     kueue: KueueSettings = KueueSettings()
     provisioning_requests: ProvisioningSettings = ProvisioningSettings()
+    defrag: DefragSettings = DefragSettings()
     volcano_extender: VolcanoExtenderSettings = VolcanoExtenderSettings()
     metric_names: tuple[NameSet, ...] = ("hami",)
     """Sets of metric names for devices and shares, see docs/metrics.md: ``hami``, ``legacy``

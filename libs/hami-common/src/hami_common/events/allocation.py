@@ -33,9 +33,10 @@ from hami_common.bounds import (
 )
 from hami_common.model.placement import ContainerShares
 
-OwnerKind = Literal["workload", "provisioningrequest"]
-"""Kinds of objects for whose pods shares are held before these exist: Kueue's Workload, and the
-ProvisioningRequest of ``autoscaling.x-k8s.io``.
+OwnerKind = Literal["workload", "provisioningrequest", "defrag"]
+"""Kinds of objects for whose pods shares are held before these exist: Kueue's Workload, the
+ProvisioningRequest of ``autoscaling.x-k8s.io``, and the controller of a pod that a defragmentation
+moves (there also the waiting pod itself).
 """
 _OF_OWNERS: Final = tuple(f"{kind} " for kind in get_args(OwnerKind))
 """Beginnings of ``held_for`` of such shares."""
@@ -88,8 +89,9 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason for which a record was released or resized."""
     held_for: Reference = ""
     """Purpose of a reservation made before the bind: ``preemption``, ``gang <namespace>/<name>``,
-    ``volcano <namespace>/<pod>``, ``workload <namespace>/<name>`` or ``provisioningrequest
-    <namespace>/<name>``, whose ``pod`` is then that object (for the last two); empty for a
+    ``volcano <namespace>/<pod>``, ``workload <namespace>/<name>``, ``provisioningrequest
+    <namespace>/<name>``, whose ``pod`` is then that object (for the last two), or ``defrag
+    <namespace>/<waiting pod>``, whose ``pod`` is the moved or the waiting pod; empty for a
     reservation that a bind made or took over.
     """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
@@ -188,7 +190,7 @@ def purpose_of(kind: OwnerKind, namespace: str, name: str) -> str:
 def is_of_owner(record: AllocationRecord, kind: OwnerKind | None = None) -> bool:
     """Return whether the shares are held for an object (of ``kind``) whose pods may not exist yet.
 
-    The record's ``pod_uid`` is then made by ``hold_uid``, its ``pod`` is the name of the object.
+    The record's ``pod_uid`` is then made by ``hold_uid``.
     """
     beginnings = _OF_OWNERS if kind is None else (f"{kind} ",)
     return record.op != "release" and record.held_for.startswith(beginnings)

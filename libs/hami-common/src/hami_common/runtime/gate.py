@@ -102,11 +102,17 @@ def resizes_pod(request: Request) -> Sequence[Access]:
     return (Access(verb="patch", resource="pods", subresource="resize", namespace=namespace),)
 
 
+def evicts_pods(request: Request) -> Sequence[Access]:
+    """Rule for evicting pods of any namespace, and for reading what is around them."""
+    return (*everything(request), Access(verb="create", resource="pods", subresource="eviction"))
+
+
 SCHEDULER_RULES: Mapping[Route, Rule] = {
     ("GET", "/v1/queues"): nodes_or_pods_of_namespace,
     ("GET", "/v1/quotas"): everything_or_pods_of_namespace,
     ("GET", "/v1/whatif/pods/{namespace}/{pod}"): pods,
     ("POST", "/v1/resize"): resizes_pod,
+    ("POST", "/v1/defrag"): evicts_pods,
 }
 """Rules of the scheduler's ``/v1/`` routes other than ``everything``: at the scheduler, and at the
 registry, which forwards requests.

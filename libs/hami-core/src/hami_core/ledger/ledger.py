@@ -212,6 +212,8 @@ class Ledger:
         self._uids_by_node: dict[str, set[str]] = {}
         self._fence_by_node: dict[str, int] = {}
         self._reserved: set[_Key] = set()
+        self._of_owners: set[_Key] = set()
+        """Those of ``_reserved`` that are held for an object (``is_of_owner``)."""
         self._synced = False
         self._repaired = False
 
@@ -431,10 +433,12 @@ class Ledger:
         return held
 
     def _index(self, key: _Key, held: _Held) -> None:
-        if held.joined() == "reserved":
+        self._reserved.discard(key)
+        self._of_owners.discard(key)
+        if held.record is not None and held.joined() == "reserved":
             self._reserved.add(key)
-        else:
-            self._reserved.discard(key)
+            if is_of_owner(held.record):
+                self._of_owners.add(key)
 
     def _patience_s(self, record: AllocationRecord) -> float:
         lease_s = record.lease_s or self._lease_s
@@ -461,6 +465,7 @@ class Ledger:
         self._uids_by_node.clear()
         self._fence_by_node.clear()
         self._reserved.clear()
+        self._of_owners.clear()
         self.feed_seq = 0
         self._synced = self._repaired = False
 
@@ -678,8 +683,8 @@ class Ledger:
         """
         found = [
             holding
-            for holding in self.reserved()
-            if is_of_owner(holding.record)
+            for key in self._of_owners
+            if (holding := self.holding(*key)) is not None
             and owner in (owner_of(holding.record), holding.record.held_for)
         ]
         return sorted(found, key=lambda holding: (holding.record.pod_uid, holding.revision))

@@ -99,6 +99,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The identity under which quotas count the pod, see ``account_of``."""
     hold: str = ""
     """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
+    controller: str = ""
+    """UID of the object that re-creates the pod, see ``controller_of``."""
     claim: str = ""
     """ResourceClaim through which the pod gets its devices, see ``claim_of``."""
     claim_requests: tuple[ShareRequest, ...] = ()
@@ -118,6 +120,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
             and not self.is_finished
             and self.request is not None
         )
+
+    def owners(self) -> tuple[str, ...]:
+        """Return the owners of held shares that the pod takes over, see ``owners_of``."""
+        return tuple(owner for owner in (self.hold, self.uid, self.controller) if owner)
 
     def path(self) -> str:
         """Return the path of the pod in the Kubernetes API."""
@@ -151,6 +157,22 @@ def hold_of(pod: PodView) -> str:
     if not is_subdomain(name):
         return ""
     return purpose_of("provisioningrequest", pod.metadata.namespace or "default", name)
+
+
+def controller_of(pod: PodView) -> str:
+    """Return the UID of the object that re-creates the pod when it ends; empty without one."""
+    owners = pod.metadata.owner_references or ()
+    return next((owner.uid[:UID_MOST] for owner in owners if owner.controller), "")
+
+
+def owners_of(pod: PodView) -> tuple[str, ...]:
+    """Return the owners of held shares that the pod takes over, see ``holdings_of_owner``.
+
+    Besides ``hold_of`` these are the pod itself and its controller, for both of which a
+    defragmentation holds shares.
+    """
+    found = (hold_of(pod), pod.metadata.uid, controller_of(pod))
+    return tuple(owner for owner in found if owner)
 
 
 def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | None:
@@ -320,6 +342,7 @@ class PodReader:
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
             hold=hold_of(pod),
+            controller=controller_of(pod),
             claim=claim_of(pod),
             claim_requests=claim_requests,
             claim_at_bind=is_claimed_at_bind(pod),

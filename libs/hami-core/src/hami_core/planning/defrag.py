@@ -14,17 +14,24 @@ up after a number of trials (placings tried); then nothing is proved beyond the 
 searched in full. Equal idle devices are tried once, nodes likewise.
 
 Works on a table that the caller may modify; leaves it as it was. Memory in MiB.
+
+A plan is executed in steps (ADR 0049): ``places_of`` lists what to hold before the first eviction,
+``progress`` derives the next step from the held places and the pods alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.events.allocation import owner_of
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import DeviceSelector, PodRequest
+from hami_core.ledger.holding import Holding
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodFacts
 from hami_core.placement.fit import compile_request
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
@@ -118,6 +125,85 @@ def plan_moves(
         return search.run(most_moves)
     finally:
         search.restore()
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Devices that must be held before any pod of a plan is evicted."""
+
+    request: PodRequest
+    """Request of the pod that is to start there, for exactly these devices."""
+    node: str
+    awaits: tuple[str, ...]
+    """UIDs of the moved pods on this node that must leave before."""
+
+
+def places_of(plan: DefragPlan, wanted: PodRequest, tenants: Iterable[Tenant]) -> tuple[Place, ...]:
+    """Return the places of a plan's moves, in order, and at last that of ``wanted``.
+
+    Empty when a pod is moved twice: each pod is evicted at most once.
+    """
+    requests = {tenant.request.uid: tenant.request for tenant in tenants}
+    if len({move.uid for move in plan.moves}) < len(plan.moves):
+        return ()
+    found: list[Place] = []
+    for number, move in enumerate(plan.moves, start=1):
+        leaving = [one.uid for one in plan.moves[:number] if one.source == move.target]
+        request = _only_on(requests[move.uid], _uuids(move.takes))
+        found.append(Place(request=request, node=move.target, awaits=tuple(leaving)))
+    leaving = [one.uid for one in plan.moves if one.source == plan.node]
+    request = _only_on(wanted, _uuids(plan.containers))
+    return (*found, Place(request=request, node=plan.node, awaits=tuple(leaving)))
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """State of a defragmentation, as its held places and the pods show it."""
+
+    wanted: Holding | None
+    """Place of the waiting pod; ``None`` when it is not held (any more)."""
+    staying: tuple[PodFacts, ...]
+    """Pods that are still to be evicted."""
+    outstanding: tuple[Holding, ...]
+    """Places of evicted pods whose replacements have no node yet."""
+    pending: tuple[Holding, ...]
+    """Places of ``staying``."""
+    following: PodFacts | None
+    """Pod to evict next; ``None`` while a replacement is outstanding."""
+
+
+def progress(
+    ledger: Ledger, purpose: str, wanted_uid: str, pod_of: Callable[[str], PodFacts | None]
+) -> Progress:
+    """Return the state of the defragmentation whose places are held for ``purpose``."""
+    held = ledger.holdings_of_owner(purpose)
+    awaited = {place.record.pod_uid: ledger.awaited(place) for place in held}
+    uids = {one.record.pod_uid for some in awaited.values() for one in some}
+    pods = [pod for uid in sorted(uids) if (pod := pod_of(uid)) is not None]
+    staying = [pod for pod in pods if not pod.is_deleting and not pod.is_finished]
+    places = [place for place in held if owner_of(place.record) != wanted_uid]
+    pending: list[Holding] = []
+    for pod in staying:
+        # Equal pods of one controller: any of its places is the pod's, blocked ones first.
+        free = [
+            place
+            for place in places
+            if owner_of(place.record) == pod.controller and place not in pending
+        ]
+        pending += sorted(free, key=lambda place: -len(awaited[place.record.pod_uid]))[:1]
+    outstanding = [place for place in places if place not in pending]
+    ready = (
+        pod
+        for pod in staying
+        for place in pending
+        if owner_of(place.record) == pod.controller
+        and all(one.record.pod_uid == pod.uid for one in awaited[place.record.pod_uid])
+    )
+    return Progress(
+        wanted=next((place for place in held if owner_of(place.record) == wanted_uid), None),
+        staying=tuple(staying),
+        outstanding=tuple(outstanding),
+        pending=tuple(pending),
+        following=None if outstanding else next(ready, None),
+    )
 
 
 class _TrialsEndedError(Exception):
@@ -422,6 +508,10 @@ def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
 def _sizes(request: PodRequest) -> list[int]:
     """Return the number of devices that each step requests."""
     return [step.request.count for step in compile_request(request).steps]
+
+
+def _uuids(containers: Iterable[ContainerShares]) -> list[str]:
+    return [share.uuid for container in containers for share in container.shares]
 
 
 def _only_on(request: PodRequest, uuids: Sequence[str]) -> PodRequest:

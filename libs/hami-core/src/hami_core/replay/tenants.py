@@ -112,13 +112,22 @@ def surroundings(
     if managed is None:
         return replace(around, unmoved="you may not list the pods of all namespaces")
     by_uid = {str(one["metadata"]["uid"]): one for one in managed}
-    excluded = {uid: frozenset(out) for uid, out in excluded_by_pod(by_uid, nodes, names).items()}
+    anywhere = {uid: _unassigned(one) for uid, one in by_uid.items()}
+    excluded = {
+        uid: frozenset(out) for uid, out in excluded_by_pod(anywhere, nodes, names).items()
+    }
     running = (
         Running(msgspec.convert(one, PodView, strict=False), is_tied(one))
         for one in by_uid.values()
     )
     tenants, _ = tenants_of(snapshot, ledger, running, excluded)
     return replace(around, tenants=tenants)
+
+
+def _unassigned(pod: Document) -> Document:
+    """Return the pod as its replacement will be, before it is bound."""
+    spec = {key: value for key, value in (pod.get("spec") or {}).items() if key != "nodeName"}
+    return {**pod, "spec": spec}
 
 
 def _tenant(

@@ -300,7 +300,7 @@ class Binder:
                 if record.node != args.node and record.held_for == hold.held_for:
                     await self._effects.ledger.release(other, "moved")
             if self.holds.has_share(pod, args.node):
-                self.holds.room(pod.request, pod.hold, NodeNames.of((args.node,)))  # claims it
+                self.holds.room(pod.request, pod.owners(), NodeNames.of((args.node,)))  # claims it
                 return Bound(outcome="held")
             holding = await self._hold(pod, args.node, hold, traceparent)
         return Bound(outcome="held", holding=holding)

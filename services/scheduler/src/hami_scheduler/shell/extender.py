@@ -28,7 +28,7 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response
 from hami_common.runtime.telemetry import Tracing, log_context
-from hami_core.ledger.podfacts import PodReader, group_of, has_preferences, hold_of
+from hami_core.ledger.podfacts import PodReader, group_of, has_preferences, owners_of
 from hami_core.ledger.stimuli import FilterAsked, PrioritizeAsked, ShortlistAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.gangs import gang_of
@@ -157,7 +157,7 @@ class Extender:
         if request.claim:
             self._note_asked(request.uid)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        answer = self._holds.room(request, hold_of(pod), names)
+        answer = self._holds.room(request, owners_of(pod), names)
         if answer is not None:
             return self._answered(pod, candidates, answer, begin)
         if gang is not None:

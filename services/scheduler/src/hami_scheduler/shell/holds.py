@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds shares that were reserved for a pod before its bind, such as those held for its Workload.
 
+Shares that await pods which still use them are not ready and are not found.
+
 Filter claims one held share for a pod and returns only its node; bind takes the share over. Claims
 live in memory and only keep two pods from the same share: after a restart pods claim again, and a
 bind without a claim takes any share of its object on the node. A pod whose candidates hold no
@@ -8,6 +10,7 @@ share for it is placed like any other.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from hami_common.model.request import PodRequest
 from hami_core.ledger.holding import Holding
@@ -33,19 +36,16 @@ class Holds:
         self._claims: OrderedDict[str, _Key] = OrderedDict()
         """Claimed share by uid of the pod."""
 
-    def room(self, request: PodRequest, owner: str, names: NodeNames) -> Answer | None:
+    def room(self, request: PodRequest, owners: Iterable[str], names: NodeNames) -> Answer | None:
         """Return the node with the share held for the pod; ``None`` when there is none.
 
-        ``owner``: see ``hold_of``.
+        ``owners``: see ``owners_of``.
         """
-        if not owner:
+        suiting = self._suiting(request, owners)
+        if not suiting:
             return None
         candidates = set(names.strings())
-        found = [
-            holding
-            for holding in self._suiting(request, owner)
-            if holding.record.node in candidates
-        ]
+        found = [holding for holding in suiting if holding.record.node in candidates]
         if not found:
             return None
         claimed = self._claims.get(request.uid)
@@ -65,11 +65,11 @@ class Holds:
 
     def claimed(self, pod: PodFacts, node: str) -> Holding | None:
         """Return the held share on ``node`` that the pod takes over; ``None`` without one."""
-        if not pod.hold or pod.request is None:
+        if pod.request is None:
             return None
         found = [
             holding
-            for holding in self._suiting(pod.request, pod.hold)
+            for holding in self._suiting(pod.request, pod.owners())
             if holding.record.node == node
         ]
         claimed = self._claims.get(pod.uid)
@@ -107,11 +107,14 @@ class Holds:
         pod = self._state.pods.get(pod_uid)
         return pod is not None and pod.is_waiting()
 
-    def _suiting(self, request: PodRequest, owner: str) -> list[Holding]:
+    def _suiting(self, request: PodRequest, owners: Iterable[str]) -> list[Holding]:
+        ledger = self._state.ledger
         return [
             holding
-            for holding in self._state.ledger.holdings_of_owner(owner)
+            for owner in owners
+            for holding in ledger.holdings_of_owner(owner)
             if holding.record.namespace == request.namespace
+            and not ledger.awaited(holding)
             and satisfies(
                 self._state.table, request, holding.record.node, holding.record.containers
             )

@@ -125,6 +125,17 @@ class Metrics:
             "Pods evicted for one with a higher priority.",
             registry=registry,
         )
+        self.defrag_steps = Counter(
+            "hami_scheduler_defrag_steps",
+            "Calls about the defragmentation for a waiting pod, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.defrag_evictions = Counter(
+            "hami_scheduler_defrag_evictions",
+            "Pods evicted so that a waiting pod fits.",
+            registry=registry,
+        )
         self.gangs = Counter(
             "hami_scheduler_gangs",
             "Attempts to place a gang, by what came of it.",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hami_common.runtime import openapi
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_core.planning.resizing import ResizeRequest
-from hami_scheduler.shell import podways, whatif
+from hami_scheduler.shell import defrag, podways, whatif
 from hami_scheduler.shell.quota import QueueAnswer, QuotaAnswer
 from hami_scheduler.shell.resize import Resized
 
@@ -48,6 +48,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     *whatif.OPERATIONS,
     *podways.OPERATIONS,
+    *defrag.OPERATIONS,
 )
 
 
@@ -56,8 +57,8 @@ def document() -> dict[str, Any]:
     return openapi.document(
         OPERATIONS,
         title="HAMi scheduler",
-        text="Quotas, resizes and what-if questions. Memory in MiB, compute in percent of one "
-        "device, times in Unix seconds.",
+        text="Quotas, resizes, defragmentation and what-if questions. Memory in MiB, compute in "
+        "percent of one device, times in Unix seconds.",
         errors={
             400: "The request is invalid: the message names the field and the fix.",
             401: "The token is missing or invalid.",

@@ -22,8 +22,10 @@ from hami_common.model.request import PodRequest
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation, Parameter
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodFacts
 from hami_core.planning.eligible import Document
-from hami_core.planning.ways import Standing, Way, standing
+from hami_core.planning.ways import Standing, Surroundings, Way, standing
 from hami_core.planning.whatif import Governed
 from hami_core.replay.snapshot import Snapshot, load, load_quotas
 from hami_core.replay.tenants import surroundings
@@ -108,12 +110,8 @@ class PodWays:
         known = self._state.pods.get(request.uid) if request is not None else None
         if request is None or known is None:
             raise NotFound(what=f"waiting pod {namespace}/{name}")
-        size = self._settings.list_page_size
-        with answer_within(LIST_TIMEOUTS * self._settings.api_timeout_s, peer="API server"):
-            document = await self._kube.get(known.path())
-            nodes = await self._kube.list_pages(NODES, page_size=size)
-            managed = await self._kube.list_pages(PODS, label_selector=MANAGED, page_size=size)
-        compute = partial(_computed, taken, request, document, nodes=nodes, managed=managed)
+        around = await read_around(self._kube, known, self._settings)
+        compute = partial(_computed, taken, request, around)
         return PodStanding(
             snapshot_id=taken.snapshot_id,
             namespace=namespace,
@@ -122,28 +120,44 @@ class PodWays:
         )
 
 
-def _computed(
-    taken: Snapshot,
-    request: PodRequest,
-    document: bytes,
-    *,
-    nodes: Sequence[bytes],
-    managed: Sequence[bytes],
-) -> Standing:
+class Around(Struct, frozen=True, kw_only=True):
+    """Answers of the API server about a waiting pod and what is around it."""
+
+    pod: bytes
+    nodes: Sequence[bytes]
+    managed: Sequence[bytes]
+    """All pods with devices."""
+
+    def surroundings(self, taken: Snapshot, ledger: Ledger) -> Surroundings:
+        """Decode the answers. ``WireInvalid``: one is not of its kind."""
+        try:
+            return surroundings(
+                taken,
+                ledger,
+                msgspec.json.decode(self.pod, type=Document),
+                _items(self.nodes),
+                list(_items(self.managed)),
+            )
+        except UNDECODABLE as error:
+            raise WireInvalid(what="object of the API server", problem=str(error)) from error
+
+
+async def read_around(kube: KubeApi, pod: PodFacts, settings: Settings) -> Around:
+    """Read the pod, all nodes and all pods with devices."""
+    size = settings.list_page_size
+    with answer_within(LIST_TIMEOUTS * settings.api_timeout_s, peer="API server"):
+        return Around(
+            pod=await kube.get(pod.path()),
+            nodes=await kube.list_pages(NODES, page_size=size),
+            managed=await kube.list_pages(PODS, label_selector=MANAGED, page_size=size),
+        )
+
+
+def _computed(taken: Snapshot, request: PodRequest, around: Around) -> Standing:
     """Compute the verdict; runs in a thread and reads nothing of the live state."""
     ledger = load(taken)
-    try:
-        around = surroundings(
-            taken,
-            ledger,
-            msgspec.json.decode(document, type=Document),
-            _items(nodes),
-            list(_items(managed)),
-        )
-    except UNDECODABLE as error:
-        raise WireInvalid(what="object of the API server", problem=str(error)) from error
     governed = Governed(load_quotas(taken), taken.quotas.askers)
-    return standing(ledger, request, around, governed=governed)
+    return standing(ledger, request, around.surroundings(taken, ledger), governed=governed)
 
 
 def _items(pages: Sequence[bytes]) -> Iterator[Document]:

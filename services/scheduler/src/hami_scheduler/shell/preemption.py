@@ -32,21 +32,19 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.bounds import SignedInt32
 from hami_common.bus import subjects
-from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
+from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
-from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord, Victim
 from hami_common.model.request import PodRequest
 from hami_common.pods import annotations
-from hami_common.pods.podview import MetadataView, PodListView, PodView
+from hami_common.pods.podview import PodView
 from hami_common.ports import Bucket, KubeApi
-from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
+from hami_common.runtime.kubeio.recorder import EventRecorder
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
-from hami_core.ledger.podfacts import PodFacts, pod_path
+from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import FilterAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.preempt import (
@@ -70,13 +68,12 @@ from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Effects
-from hami_scheduler.shell.isolation import BUDGET, PREEMPTION
+from hami_scheduler.shell.evictions import Covered, pod_reference
+from hami_scheduler.shell.isolation import PREEMPTION
 from hami_scheduler.shell.metrics import Metrics
-from hami_scheduler.shell.podapi import MANAGED, PODS, bare_pod
 from hami_scheduler.shell.state import State
 
 HELD_FOR = "preemption"
-BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 ASKED_MOST = 1024
 """Maximum pods remembered between two attempts."""
 NODES_AT_ONCE = 64
@@ -88,66 +85,9 @@ PASSING = frozenset({"early", "contended", "unavailable"})
 """
 TRIES_MOST = 10
 """Maximum consecutive attempts with such an outcome; a later filter call starts again."""
-SPARED_S = 30.0
-"""Time for which a pod whose eviction failed is not tried again."""
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
-_pods_decoder = msgspec.json.Decoder(PodListView)
-
-
-class _Expression(Struct, frozen=True, kw_only=True):
-    key: str
-    operator: str
-    values: list[str] | None = None
-
-
-class _Selector(Struct, frozen=True, kw_only=True, rename="camel"):
-    match_labels: dict[str, str] | None = None
-    match_expressions: list[_Expression] | None = None
-
-    def text(self) -> str:
-        """Return the selector as a query of the Kubernetes API."""
-        parts = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
-        for one in self.match_expressions or []:
-            values = ",".join(one.values or [])
-            parts.append(
-                {
-                    "In": f"{one.key} in ({values})",
-                    "NotIn": f"{one.key} notin ({values})",
-                    "Exists": one.key,
-                }.get(one.operator, f"!{one.key}")
-            )
-        return ",".join(parts)
-
-
-class _BudgetSpec(Struct, frozen=True, kw_only=True):
-    selector: _Selector | None = None
-
-
-class _BudgetStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    disruptions_allowed: SignedInt32 = 0
-
-
-class _Budget(Struct, frozen=True, kw_only=True):
-    metadata: MetadataView = MetadataView()
-    spec: _BudgetSpec = _BudgetSpec()
-    status: _BudgetStatus = _BudgetStatus()
-
-
-class _RawBudgets(Struct, frozen=True, kw_only=True):
-    items: list[msgspec.Raw] = []
-
-
-_raw_budgets_decoder = msgspec.json.Decoder(_RawBudgets)
-_budget_decoder = msgspec.json.Decoder(_Budget)
-
-
-class Covered(Struct, frozen=True, kw_only=True):
-    """Disruptions that PodDisruptionBudgets allow now."""
-
-    allowed: Mapping[str, int] = {}
-    by_uid: Mapping[str, tuple[str, ...]] = {}
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
@@ -191,6 +131,7 @@ class Preemption:
         self._effects = effects
         self._records = records
         self._kube = kube
+        self._evictions = effects.evictions
         self._decisions = decisions
         self._settings = settings
         self._metrics = metrics
@@ -200,7 +141,6 @@ class Preemption:
         self._asked: dict[str, _Asked] = {}
         self._wake = anyio.Event()
         self._not_before_s: OrderedDict[str, float] = OrderedDict()
-        self._spared_until_s: dict[str, float] = {}
 
     def use(self, settings: Settings) -> None:
         """Apply changed settings."""
@@ -255,7 +195,7 @@ class Preemption:
 
         Nodes where eviction cannot free enough capacity are left out.
         """
-        covered = await self._covered()
+        covered = await self._evictions.covered()
         known = self._state.pods.get(request.uid)
         kept: dict[str, wire.MetaVictims] = {}
         for node, victims in given.items():
@@ -375,7 +315,7 @@ class Preemption:
                 return await self._resume(asked, pod, held)
             if len(self._state.core.answer(FilterAsked(request=asked.request), asked.names).left):
                 return ""
-            covered = await self._covered()
+            covered = await self._evictions.covered()
             plan = await self._choose(asked, pod, covered)
             if plan is None:
                 self._publish(
@@ -489,17 +429,7 @@ class Preemption:
     def _rules(
         self, budgets: Mapping[str, tuple[str, ...]], lenders: Lenders | None = None
     ) -> Rules:
-        now_s = self._state.clock.monotonic_s()
-        for uid in [uid for uid, until_s in self._spared_until_s.items() if until_s <= now_s]:
-            del self._spared_until_s[uid]
-        return Rules(
-            now_s=self._state.clock.now_s(),
-            min_runtime_s=self._settings.min_runtime_s,
-            min_runtime_most_s=self._settings.min_runtime_most_s,
-            budgets=budgets,
-            spared=frozenset(self._spared_until_s),
-            uses_of=self._uses_of(lenders),
-        )
+        return replace(self._evictions.rules(budgets), uses_of=self._uses_of(lenders))
 
     async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
         """Reserve the capacity, then evict.
@@ -535,7 +465,7 @@ class Preemption:
             return "refused"
         self._publish(asked, verdict="placed", node=node, victims=victims, holding=holding)
         await self._events.record(
-            _reference(pod),
+            pod_reference(pod),
             reason="Preempting",
             message=f"{len(victims)} pods leave node {node}"
             f"{', ' + str(len(leaving)) + ' more are leaving' if leaving else ''};"
@@ -588,57 +518,6 @@ class Preemption:
                 return True
         return False
 
-    async def _covered(self) -> Covered:
-        """Read the PodDisruptionBudgets of namespaces with our pods, and the pods they cover."""
-        namespaces = {pod.namespace for pod in self._state.pods if pod.node}
-        allowed: dict[str, int] = {}
-        by_uid: dict[str, tuple[str, ...]] = {}
-        with answer_within(self._settings.api_timeout_s, peer="API server"):
-            pages = await self._kube.list_pages(BUDGETS)
-        try:
-            budgets = [raw for page in pages for raw in _raw_budgets_decoder.decode(page).items]
-        except UNDECODABLE as error:
-            raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
-        closed: set[str] = set()
-        for raw in budgets:
-            who = bare_pod(raw)
-            if who.metadata.namespace not in namespaces:
-                continue
-            if not await self._quarantine.run(
-                BUDGET,
-                "/".join(who.names()),
-                partial(self._cover, raw, allowed, by_uid),
-                passes=(Unavailable,),
-                name=who.names(),
-                is_retried=False,  # the next attempt reads it again
-            ):
-                closed.add(who.metadata.namespace)
-        for pod in self._state.pods:
-            if pod.namespace in closed:  # its budget cannot be read: no pod there is evicted
-                name = f"{pod.namespace}/"
-                allowed[name] = 0
-                by_uid[pod.uid] = (*by_uid.get(pod.uid, ()), name)
-        return Covered(allowed=allowed, by_uid=by_uid)
-
-    async def _cover(
-        self, raw: msgspec.Raw, allowed: dict[str, int], by_uid: dict[str, tuple[str, ...]]
-    ) -> None:
-        """Record the disruptions that one budget allows, and the pods it covers."""
-        budget = _budget_decoder.decode(raw)
-        namespace, selector = budget.metadata.namespace, budget.spec.selector
-        if selector is None:
-            return
-        name = f"{namespace}/{budget.metadata.name}"
-        text = ",".join(part for part in (MANAGED, selector.text()) if part)
-        with answer_within(self._settings.api_timeout_s, peer="API server"):
-            found = await self._kube.list_pages(
-                PODS.replace("/pods", f"/namespaces/{namespace}/pods"), label_selector=text
-            )
-        covered = [item.metadata.uid for page in found for item in _pods_decoder.decode(page).items]
-        allowed[name] = budget.status.disruptions_allowed
-        for uid in covered:
-            by_uid[uid] = (*by_uid.get(uid, ()), name)
-
     async def _nominate(self, pod: PodFacts, node: str) -> None:
         """Write the nominated node to the pod's status; no other step depends on it."""
         document = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
@@ -653,10 +532,8 @@ class Preemption:
     ) -> list[str]:
         """Evict one after another until one eviction fails; returns the reasons."""
         for victim in victims:
-            problem = await self._evict(victim)
+            problem = await self._evictions.evict(victim)
             if problem:
-                now_s = self._state.clock.monotonic_s()
-                self._spared_until_s[victim.uid] = now_s + SPARED_S
                 return [f"pod {victim.namespace}/{victim.name} cannot be evicted: {problem}"]
             self._metrics.victims.inc()
             _log.warning(
@@ -669,7 +546,7 @@ class Preemption:
                 },
             )
             await self._events.record(
-                _reference(victim),
+                pod_reference(victim),
                 reason="Preempted",
                 kind="Warning",
                 message=f"Evicted for pod {preemptor.namespace}/{preemptor.name}"
@@ -684,28 +561,6 @@ class Preemption:
         quota = self._state.core.quota
         theirs, ours = (quota.queue_of(pod.namespace, pod.account) for pod in (preemptor, victim))
         return f"its queue {theirs} uses its guarantee, this pod's queue {ours} borrows"
-
-    async def _evict(self, victim: PodFacts) -> str:
-        """Evict the pod; returns why not, empty when it terminates or is gone."""
-        document = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": victim.name, "namespace": victim.namespace},
-            "deleteOptions": {"preconditions": {"uid": victim.uid}},
-        }
-        path = f"{pod_path(victim.namespace, victim.name)}/eviction"
-        try:
-            with answer_within(self._settings.api_timeout_s, peer="API server"):
-                await self._kube.create(path, _encoder.encode(document))
-        except NotFound:
-            return ""
-        except (Unavailable, Conflict, Denied) as error:
-            # Refused by a budget (429), or lost in transit: the pod itself shows which.
-            pod = await self._effects.pods.get(victim.namespace, victim.name)
-            if pod is None or pod.uid != victim.uid or pod.is_deleting or pod.is_finished:
-                return ""
-            return str(error)
-        return ""
 
     def _publish(
         self,
@@ -748,7 +603,3 @@ class Preemption:
                 containers=holding.record.containers,
             )
         self._decisions.add(record)
-
-
-def _reference(pod: PodFacts) -> ObjectRef:
-    return ObjectRef(kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves of running pods for a waiting one: places, evictions, budgets, crashes and the loop."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hami_common.errors import NotFound
+from hami_common.events.allocation import AllocationRecord
+from hami_common.runtime.httpd import Request
+from hami_scheduler.settings import DefragSettings
+from hami_scheduler.shell.defrag import PATH
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.test_whatif import node
+from tests.unit.scheduler.shell.world import STEP_S, Running, World, quiet
+
+pytestmark = pytest.mark.anyio
+
+NODES = ["n1", "n2"]
+DEVICES = [builders.devices(name, memory_mib=10_000) for name in NODES]
+PODS = "/api/v1/namespaces/default/pods"
+BUDGET_PATH = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/web"
+
+
+def pod(name: str, mem_mib: int, *, owner: str = "web", number: int = 0, **more: Any) -> Any:
+    made = builders.pod(
+        name, mem_mib=mem_mib, uid=f"uid-{name}-{number}", annotated=more.pop("annotations", None)
+    )
+    made["metadata"]["creationTimestamp"] = "1970-01-01T00:00:00Z"
+    made["metadata"]["labels"]["app"] = owner
+    if owner:
+        reference = {"kind": "ReplicaSet", "name": owner, "uid": f"rs-{owner}", "controller": True}
+        made["metadata"]["ownerReferences"] = [reference]
+    made["spec"] |= {"tolerations": [{"operator": "Exists"}], "priority": 0} | more
+    return made
+
+
+async def world_of(*bound: tuple[Any, str], nodes: list[str] | None = None) -> World:
+    world = World()
+    for name in nodes or NODES:
+        await world.add_devices(builders.devices(name, memory_mib=10_000))
+        world.kube.put(f"/api/v1/nodes/{name}", node(name))
+    async with world.scheduler("before") as s:
+        for obj, name in bound:
+            world.add_pod(obj)
+            await quiet()
+            assert await s.bind(obj, name) == ""
+            world.kube.change(
+                f"{PODS}/{obj['metadata']['name']}",
+                status={"phase": "Running", "startTime": "1970-01-01T00:00:10Z"},
+            )
+            await quiet()
+    return world
+
+
+async def fragmented(**more: Any) -> World:
+    """Two cards with 4,000 MiB free each: 8,000 MiB in all, and no place for 7,000."""
+    return await world_of((pod("a", 6000, **more), "n1"), (pod("b", 3000, owner="db"), "n2"))
+
+
+async def step(s: Running, name: str = "big", **more: Any) -> Any:
+    body = json.dumps({"namespace": "default", "pod": name, **more}).encode()
+    request = Request(method="POST", path=PATH, query={}, headers={}, body=body, params={})
+    response = await s.scheduler.defrag.routes()["POST", PATH](request)
+    await quiet()
+    return json.loads(response.body)  # type: ignore[union-attr]  # not streamed
+
+
+def held(world: World) -> list[AllocationRecord]:
+    return [one for one in world.live() if one.held_for.startswith("defrag ")]
+
+
+async def replaced(world: World, s: Running, name: str, new: Any) -> str:
+    """The pod ends, its controller re-creates it, kube-scheduler places it; returns the node."""
+    world.kube.remove(f"{PODS}/{name}")
+    world.add_pod(new)
+    await quiet()
+    return await placed(s, new)
+
+
+async def placed(s: Running, obj: Any, names: list[str] | None = None) -> str:
+    found = (await s.filter(obj, names or NODES))["NodeNames"]
+    if not found:
+        return ""
+    assert await s.bind(obj, found[0]) == ""
+    await quiet()
+    return str(found[0])
+
+
+async def test_pod_is_moved_to_its_held_place_and_the_waiting_pod_gets_the_freed_one() -> None:
+    world = await fragmented()
+    big = pod("big", 8000, owner="")
+    async with world.scheduler() as s:
+        world.add_pod(big)
+        await quiet()
+        planned = await step(s)
+        assert planned["outcome"] == "planned", planned
+        assert (await step(s, moves=0))["outcome"] == "none"
+        assert world.kube.evictions == []
+        assert held(world) == []
+        first = await step(s, execute=True)
+        assert first["outcome"] == "held"
+        moved = first["moves"][0]["pod"]
+        assert [one.pod for one in held(world)] == [moved, "big"]
+        # Neither the place nor what is about to become free goes to others.
+        thief = pod("thief", 7500)
+        world.add_pod(thief)
+        await quiet()
+        assert await placed(s, thief) == ""
+        assert (await step(s, execute=True, evict=False))["outcome"] == "held"
+        assert (await step(s, execute=True))["evicted"] == f"default/{moved}"
+        assert world.kube.evictions == [moved]
+        assert (await step(s, execute=True))["outcome"] == "waiting"
+        assert await placed(s, big) == ""
+        target = first["moves"][0]["target"]
+        new = pod("new", first["moves"][0]["memory_mib"], owner={"a": "web", "b": "db"}[moved])
+        assert await replaced(world, s, moved, new) == target
+        assert await placed(s, thief) == ""
+        assert await placed(s, big) == first["node"]
+        assert (await step(s, execute=True))["outcome"] == "placed"
+        assert held(world) == []
+        world.check_settled(*DEVICES)
+        assert s.value("hami_scheduler_defrag_evictions_total") == 1
+    events = {event["reason"]: event for event in world.kube.events}
+    assert "default/big" in events["DefragEvicted"]["message"]
+    assert events["DefragPlanned"]["involvedObject"]["name"] == "big"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"owner": ""}, "no controller"),
+        ({"priority": 5}, "priority"),
+        ({"annotations": {"hami.io/no-move": "true"}}, "annotation"),
+        ({"annotations": {"hami.io/min-runtime-s": "3600"}}, "minimum run time"),
+    ],
+)
+async def test_protected_pods_are_never_moved(more: Any, why: str) -> None:
+    del why
+    world = await world_of(
+        (pod("a", 6000, **more), "n1"), (pod("b", 3000, **{"owner": "db"} | more), "n2")
+    )
+    async with world.scheduler() as s:
+        world.add_pod(pod("big", 8000, owner=""))
+        await quiet()
+        assert (await step(s, execute=True))["outcome"] == "none"
+    assert world.kube.evictions == []
+    assert held(world) == []
+
+
+async def test_budget_without_disruptions_is_respected_before_and_by_the_eviction() -> None:
+    world = await world_of((pod("a", 6000), "n1"), (pod("b", 3000), "n2"))
+    budget: builders.Obj = {
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}},
+        "status": {"disruptionsAllowed": 0},
+    }
+    world.kube.put(BUDGET_PATH, budget)
+    async with world.scheduler() as s:
+        world.add_pod(pod("big", 8000, owner=""))
+        await quiet()
+        assert (await step(s, execute=True))["outcome"] == "none"
+        world.kube.put(BUDGET_PATH, {**budget, "status": {"disruptionsAllowed": 1}})
+        assert (await step(s, execute=True))["outcome"] == "held"
+        world.kube.kept |= {"a", "b"}  # the API server refuses with 429
+        refused = await step(s, execute=True)
+        assert refused["outcome"] == "refused"
+        assert "429" in refused["text"]
+        assert held(world) == []
+        # The pod is spared for a while; the other one also makes it fit.
+        world.kube.kept.clear()
+        again = await step(s, execute=True)
+        assert again["outcome"] in {"held", "none"}
+        assert world.kube.evictions == []
+
+
+async def test_stop_releases_what_is_not_begun_and_keeps_the_place_of_an_evicted_pod() -> None:
+    names = ["n1", "n2", "n3"]
+    world = await world_of(
+        (pod("a", 2000), "n1"),
+        (pod("b", 2000, owner="db"), "n1"),
+        (pod("c", 7000, owner=""), "n2"),
+        (pod("d", 7000, owner=""), "n3"),
+        nodes=names,
+    )
+    big = pod("big", 9000, owner="")
+    async with world.scheduler() as s:
+        world.add_pod(big)
+        await quiet()
+        first = await step(s, execute=True)
+        assert (first["outcome"], len(first["moves"])) == ("held", 2)
+        evicted = (await step(s, execute=True))["evicted"].removeprefix("default/")
+        assert (await step(s, stop=True))["outcome"] == "stopped"
+        (kept,) = held(world)
+        assert kept.pod == evicted
+        new = pod("new", 2000, owner={"a": "web", "b": "db"}[evicted])
+        world.kube.remove(f"{PODS}/{evicted}")
+        world.add_pod(new)
+        await quiet()
+        assert await placed(s, new, names) == kept.node
+        assert held(world) == []
+        assert world.kube.evictions == [evicted]
+        world.check_settled(*[builders.devices(name, memory_mib=10_000) for name in names])
+
+
+@pytest.mark.parametrize("cut", ["held", "evicted", "moved"])
+async def test_another_scheduler_continues_after_a_crash(cut: str) -> None:
+    world = await fragmented()
+    big = pod("big", 8000, owner="")
+    async with world.scheduler("s1") as s:
+        world.add_pod(big)
+        await quiet()
+        first = await step(s, execute=True)
+        move = first["moves"][0]
+        new = pod("new", move["memory_mib"], owner={"a": "web", "b": "db"}[move["pod"]])
+        if cut != "held":
+            assert (await step(s, execute=True))["outcome"] == "evicted"
+        if cut == "moved":
+            assert await replaced(world, s, move["pod"], new) == move["target"]
+    async with world.scheduler("s2") as s:
+        if cut == "held":
+            assert (await step(s, execute=True))["outcome"] == "evicted"
+        if cut != "moved":
+            assert (await step(s, execute=True))["outcome"] == "waiting"
+            assert await replaced(world, s, move["pod"], new) == move["target"]
+        assert await placed(s, big) == first["node"]
+        assert (await step(s, execute=True))["outcome"] == "placed"
+        assert world.kube.evictions == [move["pod"]]
+        world.check_settled(*DEVICES)
+
+
+async def test_places_end_with_their_lease_when_the_calls_end() -> None:
+    world = await fragmented()
+    async with world.scheduler() as s:
+        world.add_pod(pod("big", 8000, owner=""))
+        await quiet()
+        assert (await step(s, execute=True))["outcome"] == "held"
+        for _ in range(20):
+            await world.advance(STEP_S, *NODES)
+            await step(s, execute=True, evict=False)
+        assert len(held(world)) == 2, "calls renew the places"
+        await world.advance(20 * STEP_S, *NODES)
+        assert held(world) == []
+    assert world.kube.evictions == []
+
+
+async def test_unknown_pod_is_not_found() -> None:
+    world = await fragmented()
+    async with world.scheduler() as s:
+        with pytest.raises(NotFound, match="default/big"):
+            await step(s, execute=True)
+
+
+async def test_loop_moves_pods_within_its_budget_of_evictions() -> None:
+    names = ["n1", "n2", "n3"]
+    world = await world_of(
+        (pod("a", 2000), "n1"),
+        (pod("b", 2000, owner="db"), "n1"),
+        (pod("c", 7000, owner=""), "n2"),
+        (pod("d", 7000, owner=""), "n3"),
+        nodes=names,
+    )
+    big = pod("big", 9000, owner="")
+    options = DefragSettings(
+        enabled=True, wait_s=30.0, evictions=1, interval_s=400.0, lease_s=600.0, run_s=2000.0
+    )
+    async with world.scheduler(defrag=options) as s:
+        world.add_pod(big)
+        await quiet()
+        evicted: list[str] = []
+        begun_s = world.clock.monotonic_s()
+        while "big" not in world.bound():
+            await world.advance(STEP_S, *names)
+            for name in world.kube.evictions[len(evicted) :]:
+                evicted.append(name)
+                new = pod(f"new-{name}", 2000, owner={"a": "web", "b": "db"}[name])
+                world.kube.remove(f"{PODS}/{name}")
+                world.add_pod(new)
+                await quiet()
+                assert await placed(s, new, names)
+                if len(evicted) == 1:
+                    first_s = world.clock.monotonic_s()
+            await placed(s, big, names)
+            assert world.clock.monotonic_s() - begun_s < 2000
+        assert sorted(evicted) == ["a", "b"]
+        assert world.clock.monotonic_s() - first_s >= 400 - 3 * STEP_S
+        await world.advance(10 * STEP_S, *names)
+        assert held(world) == []
+        world.check_settled(*[builders.devices(name, memory_mib=10_000) for name in names])
