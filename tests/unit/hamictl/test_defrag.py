@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hamictl defrag`` from files to text: plans, who stays and why, mistakes."""
+"""``hamictl defrag``: plans from files, who stays and why, mistakes; runs within a budget."""
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_core.ledger.holding import Holding
 from hami_core.replay.snapshot import Snapshot
+from hamictl import client
 from hamictl.cli import main
+from hamictl.defragmenting import Budget, Run, Step
+from hamictl.errors import Unreachable
 from tests.support import builders
 
 NOW_S = 1000.0
@@ -150,3 +155,106 @@ def test_shape_that_is_none(tmp_path: Path, shape: dict[str, Any], text: str) ->
     result = CliRunner().invoke(main, [*words, "--shape", str(tmp_path / "shape.json")])
     assert result.exit_code == 2
     assert text in result.output
+
+
+class Scheduler:
+    """Answers ``POST /v1/defrag`` as a scheduler with ``moves`` moves before the pod starts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+        self.left, self.now_s = moves, 0.0
+        self.asked: list[dict[str, Any]] = []
+        self.evicted_s: list[float] = []
+        self.at: dict[int, Callable[[], None]] = {}
+        """What happens at a call, by its number."""
+        monkeypatch.setattr(client, "send", self.send)
+
+    def send(self, kind: type[Step], base: str, path: str, body: dict[str, Any]) -> Step:
+        assert (kind, base, path) == (Step, "http://s", "/v1/defrag")
+        self.asked.append(body)
+        if at := self.at.get(len(self.asked)):
+            at()
+        if body.get("stop"):
+            return Step(outcome="stopped", text="")
+        if not body.get("execute"):
+            return Step(outcome="planned", text=f"{self.left} moves")
+        if not self.left:
+            return Step(outcome="placed", text="runs", node="n1")
+        if not body["evict"]:
+            return Step(outcome="held", text="")
+        self.left -= 1
+        self.evicted_s.append(self.now_s)
+        return Step(outcome="evicted", text="", evicted=f"team/p{self.left}", staying=self.left)
+
+    def sleep(self, delay_s: float) -> None:
+        self.now_s += delay_s
+
+    def run(self, **budget: Any) -> Run:
+        given = {"pods": 4, "evictions": 1, "interval_s": 10.0, "time_s": 600.0} | budget
+        return Run(
+            "http://s",
+            "team",
+            "big",
+            Budget(**given),
+            now_s=lambda: self.now_s,
+            sleep=self.sleep,
+        )
+
+
+def test_waiting_pod_is_planned_without_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(monkeypatch, moves=2)
+    result = CliRunner().invoke(main, ["defrag", "big", "-n", "team", "--scheduler", "http://s"])
+    assert (result.exit_code, result.output) == (0, "planned: 2 moves\n")
+    assert scheduler.asked == [{"namespace": "team", "pod": "big", "moves": 4}]
+
+
+def test_evictions_keep_the_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = Scheduler(monkeypatch, moves=3)
+    assert scheduler.run(evictions=2).execute("table") == 0
+    first, second, third = scheduler.evicted_s
+    assert second - first < 1.0
+    assert third - first >= 10.0
+    assert "placed: runs; 3 pods moved" in capsys.readouterr().out
+
+
+def test_no_more_pods_are_evicted_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(monkeypatch, moves=3)
+    assert scheduler.run(pods=2, evictions=9, time_s=60.0).execute("json") == 1
+    assert len(scheduler.evicted_s) == 2
+    assert scheduler.asked[0]["moves"] == 2
+    assert scheduler.asked[-1]["stop"]
+
+
+def test_interrupt_stops_after_the_step_and_releases_what_is_held(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = Scheduler(monkeypatch, moves=3)
+    before = signal.getsignal(signal.SIGINT)
+    scheduler.at[1] = lambda: signal.raise_signal(signal.SIGINT)
+    assert scheduler.run().execute("table") == 1
+    assert [bool(one.get("stop")) for one in scheduler.asked] == [False, True]
+    assert len(scheduler.evicted_s) == 1
+    assert "stopped after the current step" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_calls_go_on_while_the_scheduler_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(monkeypatch, moves=1)
+
+    def away() -> None:
+        message = "http://s does not answer"
+        raise Unreachable(message)
+
+    scheduler.at = dict.fromkeys(range(2, 8), away)
+    assert scheduler.run().execute("json") == 0
+    assert len(scheduler.evicted_s) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["defrag"], ["defrag", "big", "--shape", "x"], ["defrag", "--shape", "x"]]
+)
+def test_pod_or_shape_is_required(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "--shape" in result.output

@@ -69,7 +69,6 @@ snapshot_file_option = click.option(
     "--snapshot",
     "snapshot_file",
     type=click.Path(path_type=Path),
-    required=True,
     help="Snapshot file written by hamictl snapshot.",
 )
 

@@ -113,9 +113,7 @@ def surroundings(
         return replace(around, unmoved="you may not list the pods of all namespaces")
     by_uid = {str(one["metadata"]["uid"]): one for one in managed}
     anywhere = {uid: _unassigned(one) for uid, one in by_uid.items()}
-    excluded = {
-        uid: frozenset(out) for uid, out in excluded_by_pod(anywhere, nodes, names).items()
-    }
+    excluded = {uid: frozenset(out) for uid, out in excluded_by_pod(anywhere, nodes, names).items()}
     running = (
         Running(msgspec.convert(one, PodView, strict=False), is_tied(one))
         for one in by_uid.values()
