@@ -163,6 +163,10 @@ async def test_budget_without_disruptions_is_respected_before_and_by_the_evictio
         assert (await step(s, execute=True))["outcome"] == "none"
         world.kube.put(BUDGET_PATH, {**budget, "status": {"disruptionsAllowed": 1}})
         assert (await step(s, execute=True))["outcome"] == "held"
+        world.kube.put(BUDGET_PATH, budget)
+        assert "allows no disruption" in (await step(s, execute=True))["text"]
+        assert len(held(world)) == 2, "it may allow one later"
+        world.kube.put(BUDGET_PATH, {**budget, "status": {"disruptionsAllowed": 1}})
         world.kube.kept |= {"a", "b"}  # the API server refuses with 429
         refused = await step(s, execute=True)
         assert refused["outcome"] == "refused"

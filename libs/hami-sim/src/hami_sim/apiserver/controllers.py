@@ -2,9 +2,9 @@
 """The few controllers without which an API server alone looks broken.
 
 Garbage collection by owner references (background, foreground, orphan), emptying and removing
-terminating namespaces, claims of devices, status of disruption budgets and resource quotas. All
-work is done from one set of hints that changes feed; a sweep looks at everything, so a lost hint
-costs time, never correctness.
+terminating namespaces, ReplicaSets, claims of devices, status of disruption budgets and resource
+quotas. All work is done from one set of hints that changes feed; a sweep looks at everything, so a
+lost hint costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from hami_sim.apiserver import disruption, quota
+from hami_sim.apiserver import disruption, quota, replicas
 from hami_sim.apiserver.auth import User
 from hami_sim.apiserver.calls import Call, DeleteOptions
 from hami_sim.apiserver.claims import ClaimController
 from hami_sim.apiserver.errors import ApiError, Obj, clone
 from hami_sim.apiserver.operations import Operations
+from hami_sim.apiserver.replicas import ReplicaController
 from hami_sim.apiserver.store import Change, Stored
 
 _LOG: Final = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Controllers:
         self._wake = anyio.Event()
         self._store.on_change.append(self._noticed)
         self._claims = ClaimController(operations, _CONTROLLER)
-        self._due: set[str] = {"garbage", "namespaces", "budgets", "quotas", "claims"}
+        self._replicas = ReplicaController(operations, _CONTROLLER)
+        self._due: set[str] = {"garbage", "namespaces", "budgets", "quotas", "claims", "replicas"}
 
     def _noticed(self, key: str, change: Change) -> None:
         if change.type == "DELETED" or change.new.obj["metadata"].get("deletionTimestamp"):
@@ -54,6 +56,8 @@ class Controllers:
             self._due.add("quotas")
         if not self._claims.is_idle:
             self._due.add("claims")
+        if key in ("pods", replicas.KEY) and not self._replicas.is_idle:
+            self._due.add("replicas")
         if self._due:
             self._wake.set()
 
@@ -65,6 +69,8 @@ class Controllers:
             try:
                 if "claims" in due:
                     await self._claims.work()
+                if "replicas" in due:
+                    await self._replicas.work()
                 if "namespaces" in due:
                     await self._empty_namespaces()
                 if "garbage" in due:
@@ -81,7 +87,7 @@ class Controllers:
             with anyio.move_on_after(_SWEEP_S) as scope:
                 await self._wake.wait()
             if scope.cancelled_caught:
-                self._due |= {"garbage", "namespaces"}
+                self._due |= {"garbage", "namespaces", "replicas"}
 
     def _call(self, key: str, stored: Stored) -> Call:
         metadata = stored.obj["metadata"]

@@ -54,7 +54,7 @@ from hami_core.replay.snapshot import Snapshot, load
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.effects import Effects
-from hami_scheduler.shell.evictions import pod_reference
+from hami_scheduler.shell.evictions import Covered, pod_reference
 from hami_scheduler.shell.leader import Leader
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.podways import Around, read_around
@@ -280,7 +280,15 @@ class Defrag:
     async def _evict(self, pod: PodFacts, now: Progress, moved: PodFacts, node: str) -> DefragStep:
         """Evict one pod, if its protection still allows that."""
         covered = await self._effects.evictions.covered()
-        problem = self._protection(pod, moved, covered.allowed, covered.by_uid)
+        if exhausted := _exhausted(covered, moved):
+            # Mostly the replacement evicted before has a node and is not ready yet.
+            return DefragStep(
+                outcome="waiting",
+                text=f"{exhausted} allows no disruption of pod {_name(moved)} now",
+                node=node,
+                staying=len(now.staying),
+            )
+        problem = self._protection(pod, moved, covered)
         problem = problem or await self._effects.evictions.evict(moved)
         if problem:
             await self._stop(now, "defrag-refused")
@@ -319,9 +327,7 @@ class Defrag:
     async def _plan(self, pod: PodFacts, moves: int) -> _Plan:
         covered = await self._effects.evictions.covered()
         fixed = frozenset(
-            other.uid
-            for other in self._state.pods
-            if self._protection(pod, other, covered.allowed, covered.by_uid)
+            other.uid for other in self._state.pods if self._protection(pod, other, covered)
         )
         taken = await self._take()
         request = next((one for one in taken.waiting if one.uid == pod.uid), None)
@@ -331,13 +337,7 @@ class Defrag:
         search = partial(_planned, taken, request, around, fixed=fixed, moves=moves)
         return await anyio.to_thread.run_sync(search)
 
-    def _protection(
-        self,
-        pod: PodFacts,
-        other: PodFacts,
-        allowed: Mapping[str, int],
-        budgets: Mapping[str, Sequence[str]],
-    ) -> str:
+    def _protection(self, pod: PodFacts, other: PodFacts, covered: Covered) -> str:
         """Return why ``other`` must not be moved for ``pod`` now; empty: it may be."""
         if not other.controller:
             return "it has no controller that re-creates it"
@@ -345,11 +345,10 @@ class Defrag:
             return "it gets its devices by a ResourceClaim"
         if other.priority > pod.priority:
             return f"its priority {other.priority} is above {pod.priority}"
-        if any(not allowed.get(name, 0) for name in budgets.get(other.uid, ())):
-            return "its PodDisruptionBudget allows no disruption"
-        rules = self._effects.evictions.rules(
-            {uid: tuple(names) for uid, names in budgets.items() if uid == other.uid}
-        )
+        if exhausted := _exhausted(covered, other):
+            return f"{exhausted} allows no disruption"
+        budgets = {other.uid: covered.by_uid.get(other.uid, ())}
+        rules = self._effects.evictions.rules(budgets)
         if not is_evictable(other, priority=pod.priority + 1, rules=rules):
             return (
                 "its minimum run time is not over, several budgets cover it, or its eviction"
@@ -506,6 +505,13 @@ def _planned(
         most_targets=TARGETS_MOST,
     )
     return _Plan(found=found, places=places_of(found, request, tenants) if found.moves else ())
+
+
+def _exhausted(covered: Covered, pod: PodFacts) -> str:
+    """Return the budget that allows no disruption of the pod now; empty: none."""
+    names = covered.by_uid.get(pod.uid, ())
+    exhausted = next((name for name in names if not covered.allowed.get(name, 0)), "")
+    return f"PodDisruptionBudget {exhausted}" if exhausted else ""
 
 
 def _name(pod: PodFacts) -> str:
