@@ -123,7 +123,7 @@ class Binder:
         self._effects = effects
         self._quota = quota
         self.holds = Holds(state)
-        """Shares that pods take over from their Workloads."""
+        """Shares that pods take over, such as those held for their Workload."""
         self._signer = signer
         self._settings = settings
         self._metrics = metrics
