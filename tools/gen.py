@@ -30,6 +30,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the command table of docs/hamictl.md, from hamictl's help", "tools/gen_hamictl.py"),
     ("the tables of docs/import.md, from hamictl's table of HAMi's keys", "tools/gen_import.py"),
     ("the services' OpenAPI documents, from their operations", "tools/gen_openapi.py"),
+    ("the tables of docs/roles.md, from the table of routes and roles", "tools/gen_roles.py"),
     ("tested releases in docs/install.md, from the matrix of the tests", "tools/gen_releases.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )

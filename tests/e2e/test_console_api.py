@@ -60,7 +60,8 @@ async def test_console_is_served(cluster: Cluster) -> None:
         assert str(answer.url) == f"{url}/console/"
         assert await answer.text() == INDEX
     session = await send(cluster, "GET", "/v1/session")
-    assert session == {"login": "none", "user": "", "sees_everything": True}
+    assert (session["login"], session["user"], session["sees_everything"]) == ("none", "", True)
+    assert "POST /v1/cordon" in session["routes"]
 
 
 async def test_scheduler_answers_through_the_registry(cluster: Cluster) -> None:

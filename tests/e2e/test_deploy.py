@@ -20,6 +20,7 @@ import yaml
 from hami_common.admission.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
 from hami_common.pods import annotations, limits
 from hami_common.pods.limits import HEADER
+from hami_common.roles import ROLES
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import Vendor
 from hami_registry.core import busaccess
@@ -27,6 +28,7 @@ from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from hamictl import verification
 from hamictl.commands.bootstrap import AGENTS_COPIES
 from tests.cluster.needs import control_plane_or_skip
+from tests.e2e.people import TestPeople
 from tests.e2e.tenancy import TestTenancy
 from tests.e2e.work import NAMESPACE, Worked, bind, work
 from tests.support.installed import OVERLAYS, Installed, run_installed
@@ -43,7 +45,7 @@ from tests.support.rbac import (
     judge,
 )
 
-__all__ = ["TestTenancy"]
+__all__ = ["TestPeople", "TestTenancy"]
 
 pytestmark = [
     pytest.mark.anyio,
@@ -434,7 +436,12 @@ class Roles:
 async def roles(site: Installed, worked: Worked) -> Roles:
     del worked  # it has been done
     rendered = (await site.kubectl("kustomize", str(OVERLAYS / "dev"))).stdout
-    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    people = {role.name for role in ROLES}
+    documents = [
+        document
+        for document in yaml.safe_load_all(rendered)
+        if document and document["metadata"]["name"] not in people
+    ]
     shipped = Policy(documents)
     for role in {binding.role for binding in shipped.bindings} - shipped.rules.keys():
         name, namespace = role.name, role.namespace

@@ -12,6 +12,7 @@ import pytest
 from multidict import CIMultiDict
 
 from hami_common.errors import Denied, SettingsInvalid, Unavailable
+from hami_common.roles import Route
 from hami_common.runtime import gate, httpd
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.kubeauth import KubeAuth
@@ -23,7 +24,7 @@ TENANT, ADMIN = "of-tenant", "of-admin"
 
 
 class Cluster:
-    """An API server with two users; the tenant may get and resize pods in ``team-a``."""
+    """An API server with two users; the tenant may read and resize shares in ``team-a``."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -43,7 +44,7 @@ class Cluster:
                 status["user"] = {"username": name, "groups": ["people"]}
             return msgspec.json.encode({"status": status})
         wanted = spec["resourceAttributes"]
-        is_own = wanted.get("namespace") == "team-a" and wanted["resource"] == "pods"
+        is_own = wanted.get("namespace") == "team-a" and wanted["resource"] != "devices"
         return msgspec.json.encode({"status": {"allowed": spec["user"] == "admin" or is_own}})
 
 
@@ -66,19 +67,14 @@ async def stream(request: httpd.Request) -> httpd.StreamedResponse:
     return httpd.StreamedResponse(chunks=chunks())
 
 
-RULES: dict[gate.Route, gate.Rule] = {
-    ("GET", "/v1/nodes"): gate.nodes,
-    ("GET", "/v1/pods"): gate.pods,
-    ("GET", "/v1/pods/{namespace}"): gate.pods,
-    ("GET", "/v1/breadth/{namespace}"): gate.pods,
-    ("POST", "/v1/resize"): gate.resizes_pod,
-    ("GET", "/v1/watch"): gate.pods,
-}
-PATHS: dict[gate.Route, httpd.Handler] = {
-    **{route: answer for route in RULES if route[1] != "/v1/watch"},
+PATHS: dict[Route, httpd.Handler] = {
+    ("GET", "/v1/nodes"): answer,
+    ("GET", "/v1/allocations"): answer,
+    ("GET", "/v1/allocations/{namespace}/{pod}"): answer,
+    ("GET", "/v1/explain/{namespace}/{pod}"): breadth,
+    ("POST", "/v1/resize"): answer,
     ("GET", "/v1/watch"): stream,
-    ("GET", "/v1/unruled"): answer,
-    ("GET", "/v1/breadth/{namespace}"): breadth,
+    ("GET", "/v1/unlisted"): answer,
 }
 
 
@@ -115,7 +111,7 @@ async def caller() -> AsyncIterator[Caller]:
     kube: Any = cluster
     auth = KubeAuth(lambda: kube, clock=SystemClock(), ttl_s=0.5)
     app = httpd.HttpApp(
-        gate.Gate(auth).guarded(PATHS, RULES), registry=make_registry(service="t"), ready=bool
+        gate.Gate(auth).guarded(PATHS), registry=make_registry(service="t"), ready=bool
     )
     async with anyio.create_task_group() as group, aiohttp.ClientSession() as session:
         port = await group.start(httpd.serve, app, "127.0.0.1", 0, None, 0.1)
@@ -124,14 +120,20 @@ async def caller() -> AsyncIterator[Caller]:
 
 
 async def test_handler_learns_whether_the_caller_may_read_everything(caller: Caller) -> None:
-    assert await caller.json("/v1/breadth/team-a", TENANT) == {"sees_everything": False}
-    assert await caller.json("/v1/breadth/team-a", ADMIN) == {"sees_everything": True}
+    assert await caller.json("/v1/explain/team-a/p", TENANT) == {"sees_everything": False}
+    assert await caller.json("/v1/explain/team-a/p", ADMIN) == {"sees_everything": True}
 
 
 async def test_tenant_reads_its_own_namespaces_alone(caller: Caller) -> None:
-    assert await caller.status("/v1/pods/team-a", TENANT) == 200
-    assert await caller.status("/v1/pods?namespace=team-a", TENANT) == 200
-    for path in ("/v1/pods/team-b", "/v1/pods", "/v1/pods?namespace=", "/v1/nodes", "/v1/unruled"):
+    assert await caller.status("/v1/allocations/team-a/p", TENANT) == 200
+    assert await caller.status("/v1/allocations?namespace=team-a", TENANT) == 200
+    for path in (
+        "/v1/allocations/team-b/p",
+        "/v1/allocations",
+        "/v1/allocations?namespace=",
+        "/v1/nodes",
+        "/v1/unlisted",
+    ):
         assert await caller.status(path, TENANT) == 403, path
         assert await caller.status(path, ADMIN) == 200, path
     own, other = {"namespace": "team-a", "pod": "p"}, {"namespace": "team-b", "pod": "p"}
@@ -144,25 +146,25 @@ async def test_tenant_reads_its_own_namespaces_alone(caller: Caller) -> None:
 
 @pytest.mark.parametrize("token", ["", "forged", "x" * 20_000, "a b", "Bearer of-admin"])
 async def test_invalid_token_is_refused(caller: Caller, token: str) -> None:
-    for path in ("/v1/nodes", "/v1/pods/team-a", "/v1/watch?namespace=team-a"):
+    for path in ("/v1/nodes", "/v1/allocations/team-a/p", "/v1/watch?namespace=team-a"):
         # A header of 20,000 bytes is refused by the server itself.
         assert await caller.status(path, token) in (400, 401), path
 
 
 async def test_every_caller_is_refused_while_the_api_server_is_down(caller: Caller) -> None:
     caller.cluster.is_down = True
-    assert await caller.status("/v1/pods/team-a", TENANT) == 503
+    assert await caller.status("/v1/allocations/team-a/p", TENANT) == 503
     caller.cluster.is_down = False
-    assert await caller.status("/v1/pods/team-a", TENANT) == 200
+    assert await caller.status("/v1/allocations/team-a/p", TENANT) == 200
 
 
 async def test_answers_are_remembered_for_a_moment_and_not_longer(caller: Caller) -> None:
     for _ in range(5):
-        assert await caller.status("/v1/pods/team-a", ADMIN) == 200
+        assert await caller.status("/v1/allocations/team-a/p", ADMIN) == 200
     assert len(caller.cluster.asked) < 10
     del caller.cluster.users[ADMIN]
     with anyio.fail_after(20):
-        while await caller.status("/v1/pods/team-a", ADMIN) != 401:
+        while await caller.status("/v1/allocations/team-a/p", ADMIN) != 401:
             await anyio.sleep(0.05)
 
 
@@ -191,7 +193,7 @@ def asked(method: str, **headers: str) -> httpd.Request:
 
 
 async def test_every_caller_is_admitted_without_authentication() -> None:
-    routes = gate.Gate(None).guarded(PATHS, RULES)
+    routes = gate.Gate(None).guarded(PATHS)
     assert {route: routes[route] for route in PATHS if route[0] == "GET"} == {
         route: PATHS[route] for route in PATHS if route[0] == "GET"
     }
@@ -214,7 +216,7 @@ async def test_every_caller_is_admitted_without_authentication() -> None:
 async def test_foreign_page_changes_nothing_where_no_login_is_needed(
     headers: dict[str, str],
 ) -> None:
-    resize = gate.Gate(None).guarded(PATHS, RULES)["POST", "/v1/resize"]
+    resize = gate.Gate(None).guarded(PATHS)["POST", "/v1/resize"]
     with pytest.raises(Denied, match="page of another origin"):
         await resize(asked("POST", **headers))
 

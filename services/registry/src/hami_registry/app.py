@@ -24,8 +24,9 @@ from hami_common.bus import grants, subjects
 from hami_common.bus.nkeys import NKey
 from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
 from hami_common.ports import KubeApi
+from hami_common.roles import Route
 from hami_common.runtime import kubeio
-from hami_common.runtime.gate import FrontProxy, Gate, Route, require_private
+from hami_common.runtime.gate import FrontProxy, Gate, require_private
 from hami_common.runtime.httpd import (
     Handler,
     HttpApp,
@@ -62,7 +63,7 @@ from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
 from hami_registry.shell import historyapi, meteringapi, openapi
 from hami_registry.shell.agents import Agents
-from hami_registry.shell.api import RULES, Api, routes_of
+from hami_registry.shell.api import Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
@@ -411,8 +412,7 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
                 **parts.api.routes(),
                 **routes_of(historyapi.OPERATIONS, parts.history_api, parts.views),
                 **routes_of(meteringapi.OPERATIONS, parts.metering_api, parts.views),
-            },
-            {**RULES, **historyapi.RULES, **meteringapi.RULES},
+            }
         ),
         **gateway.guarded(gate),
         **cordons.guarded(gate),

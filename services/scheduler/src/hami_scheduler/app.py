@@ -25,6 +25,7 @@ from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import BatchPublisher, Bucket, Clock, KubeApi
+from hami_common.roles import Route
 from hami_common.runtime import gate, httpd, kubeio, natsio
 from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.kubeio.recorder import EventRecorder
@@ -789,30 +790,30 @@ def _api(context: ServiceContext[Settings], is_ready: Callable[[], bool]) -> lis
     return [httpd.Listener(app=app, host=options.host, port=options.port, tls=tls)]
 
 
-def _is_own(route: gate.Route) -> bool:
+def _is_own(route: Route) -> bool:
     """Return whether the route is not one of the extender."""
     return route[1].startswith("/v1/")
 
 
 def own_guarded(
-    routes: Mapping[gate.Route, httpd.Handler], options: ApiSettings, kube: KubeApi, clock: Clock
-) -> dict[gate.Route, httpd.Handler]:
+    routes: Mapping[Route, httpd.Handler], options: ApiSettings, kube: KubeApi, clock: Clock
+) -> dict[Route, httpd.Handler]:
     """Return the routes ``/v1/`` as other pods reach them."""
     proxy = gate.FrontProxy(names=options.proxy_names) if options.proxy_ca_file else None
     auth = KubeAuth(lambda: kube, clock=clock)
-    return gate.Gate(auth, proxy).guarded(routes, gate.SCHEDULER_RULES)
+    return gate.Gate(auth, proxy).guarded(routes)
 
 
 def guarded(
-    routes: Mapping[gate.Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
-) -> dict[gate.Route, httpd.Handler]:
+    routes: Mapping[Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
+) -> dict[Route, httpd.Handler]:
     """Return the routes with the protection of the settings.
 
     The extender's depend on the address.
     """
     mine = {route: handler for route, handler in routes.items() if _is_own(route)}
     auth = None if settings.auth == "none" else KubeAuth(lambda: kube, clock=clock)
-    return {**routes, **gate.Gate(auth).guarded(mine, gate.SCHEDULER_RULES)}
+    return {**routes, **gate.Gate(auth).guarded(mine)}
 
 
 async def _ask(bus: natsio.Bus, subject: str) -> bytes:

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from multidict import CIMultiDict
 
-from hami_common.errors import Unauthenticated
+from hami_common import roles
+from hami_common.errors import RequestInvalid, Unauthenticated
 from hami_common.runtime.gate import FrontProxy, Gate
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.kubeauth import KubeAuth
@@ -15,10 +16,15 @@ from hami_registry.shell.session import Session, Sessions
 from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
+OPEN = ("GET /v1/session",)
+ALL = tuple(" ".join(route) for route in sorted(roles.OPEN | roles.ROUTES.keys()))
 
 
 class Cluster:
-    """An API server that knows the users ``admin`` and ``tenant``, whose tokens are their names."""
+    """An API server that knows the users ``admin`` and ``tenant``, whose tokens are their names.
+
+    The tenant may get the allocations of ``team-a``.
+    """
 
     async def create(self, path: str, body: bytes) -> bytes:
         spec = msgspec.json.decode(body)["spec"]
@@ -26,16 +32,18 @@ class Cluster:
             known = spec["token"] in {"admin", "tenant"}
             user = {"username": spec["token"]} if known else {}
             return msgspec.json.encode({"status": {"authenticated": known, "user": user}})
-        return msgspec.json.encode({"status": {"allowed": spec["user"] == "admin"}})
+        about = spec["resourceAttributes"]
+        is_own = about.get("namespace") == "team-a" and about["resource"] == "allocations"
+        return msgspec.json.encode({"status": {"allowed": spec["user"] == "admin" or is_own}})
 
 
-async def session(gate: Gate, **headers: str) -> Session:
+async def session(gate: Gate, *, namespace: str = "", **headers: str) -> Session:
     handler = Sessions(gate).routes()["GET", "/v1/session"]
     answer = await handler(
         Request(
             method="GET",
             path="/v1/session",
-            query={},
+            query={"namespace": namespace} if namespace else {},
             headers=CIMultiDict(headers),
             body=b"",
             params={},
@@ -52,19 +60,36 @@ def closed() -> Gate:
 
 
 async def test_open_api_needs_no_login() -> None:
-    expected = Session(login="none", user="", sees_everything=True)
+    expected = Session(login="none", user="", sees_everything=True, routes=ALL)
     assert await session(Gate(None)) == expected
     assert await session(Gate(None), Authorization="Bearer whatever") == expected
 
 
 async def test_caller_without_a_token_learns_that_one_is_required() -> None:
-    assert await session(closed()) == Session(login="token", user="", sees_everything=False)
+    expected = Session(login="token", user="", sees_everything=False, routes=OPEN)
+    assert await session(closed()) == expected
+    assert await session(closed(), namespace="team-a") == expected
 
 
 async def test_caller_learns_its_name_and_view() -> None:
     for user in ("admin", "tenant"):
         found = await session(closed(), Authorization=f"Bearer {user}")
-        assert found == Session(login="token", user=user, sees_everything=user == "admin")
+        sees, routes = user == "admin", ALL if user == "admin" else OPEN
+        assert found == Session(login="token", user=user, sees_everything=sees, routes=routes)
+
+
+async def test_caller_learns_the_routes_of_a_namespace() -> None:
+    found = await session(closed(), namespace="team-a", Authorization="Bearer tenant")
+    assert "GET /v1/allocations" in found.routes
+    assert "GET /v1/queues" not in found.routes
+    assert "GET /v1/fleet" not in found.routes
+    other = await session(closed(), namespace="team-b", Authorization="Bearer tenant")
+    assert other.routes == OPEN
+
+
+async def test_namespace_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(RequestInvalid):
+        await session(closed(), namespace="Team A", Authorization="Bearer tenant")
 
 
 @pytest.mark.parametrize("value", ["Bearer forged", "Bearer ", "Basic YWRtaW46", ""])
@@ -89,5 +114,5 @@ async def test_caller_whom_the_proxy_names_learns_so() -> None:
         )
     )
     assert isinstance(answer, Response)
-    expected = Session(login="proxy", user="admin", sees_everything=True)
+    expected = Session(login="proxy", user="admin", sees_everything=True, routes=ALL)
     assert msgspec.json.decode(answer.body, type=Session) == expected

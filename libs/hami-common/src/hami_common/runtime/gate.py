@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authorizes callers of HTTP handlers by what the cluster lets them read with kubectl.
+"""Authorizes callers of HTTP handlers by the cluster's RBAC.
 
-A caller presents its Kubernetes token (``Authorization: Bearer``). For each route a rule names the
-required permissions on the Kubernetes API: read the pods of the requested namespace, read nodes, or
-both everywhere. A route without a rule requires all of them. A stream is authorized again every
-``STREAM_CHECK_S`` and ends when its reader loses the permission. Without an API server every caller
-is rejected.
+A caller presents its Kubernetes token (``Authorization: Bearer``). The table of routes
+(``hami_common.roles``) names the rights that a request requires, in its namespace or in all; the
+API server answers whether the caller has them. A stream is authorized again every
+``STREAM_CHECK_S`` and ends when its reader loses a right. Without an API server every caller is
+rejected.
 
 Behind an authenticating proxy (``FrontProxy``, ADR 42) the proxy may name user and groups in
 headers instead, as the front proxy of a Kubernetes API server does. The headers count only on a
@@ -26,6 +26,15 @@ from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, RequestInvalid, SettingsInvalid, Unauthenticated
 from hami_common.events.codec import UNDECODABLE
+from hami_common.roles import (
+    EVERYTHING,
+    OPEN,
+    ROUTES,
+    UNLISTED,
+    Right,
+    Route,
+    Rule,
+)
 from hami_common.runtime.httpd import Handler, Request, Response, StreamedResponse
 from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
 from hami_common.runtime.servingcertificate import common_name
@@ -47,76 +56,51 @@ AUTHENTICATED = "system:authenticated"
 _LONGEST_NAME = 256
 _GROUPS_MOST = 256
 
-Rule = Callable[[Request], Sequence[Access]]
-Route = tuple[str, str]
-
 _log = logging.getLogger(__name__)
-_NODES = Access(verb="get", resource="nodes")
 
 
-def nodes(request: Request) -> Sequence[Access]:
-    """Rule for objects without namespace: nodes and devices."""
-    del request
-    return (_NODES,)
-
-
-def everything(request: Request) -> Sequence[Access]:
-    """Rule for nodes and the pods of all namespaces."""
-    del request
-    return (_NODES, Access(verb="get", resource="pods"))
-
-
-def pods(request: Request) -> Sequence[Access]:
-    """Rule for the pods of the namespace in the path or query; without one, of all namespaces."""
-    namespace = request.params.get("namespace") or request.query.get("namespace", "")
-    return (Access(verb="get", resource="pods", namespace=namespace),)
-
-
-def nodes_or_pods_of_namespace(request: Request) -> Sequence[Access]:
-    """Rule for the pods of the namespace in the query; without one, as ``nodes``."""
-    return pods(request) if request.query.get("namespace") else nodes(request)
-
-
-def everything_or_pods_of_namespace(request: Request) -> Sequence[Access]:
-    """Rule for the pods of the namespace in the query; without one, as ``everything``."""
-    return pods(request) if request.query.get("namespace") else everything(request)
-
-
-class _OfPod(Struct, frozen=True):
+class _InBody(Struct, frozen=True):
     namespace: str
 
 
-_of_pod = msgspec.json.Decoder(_OfPod)
+_in_body = msgspec.json.Decoder(_InBody)
 
 
-def resizes_pod(request: Request) -> Sequence[Access]:
-    """Rule for changing the resources of a pod that the body names."""
+def _namespace_of(rule: Rule, request: Request) -> str:
+    """Return the namespace that the request is about; empty: all of them."""
+    if rule.is_namespace_in_body:
+        return _namespace_in(request.body)
+    return request.params.get("namespace") or request.query.get("namespace", "")
+
+
+def _accesses(rule: Rule, namespace: str) -> tuple[Access, ...]:
+    rights = rule.rights if namespace else (*rule.rights, *rule.if_clusterwide)
+    return tuple(_access(right, namespace) for right in rights)
+
+
+def _access(right: Right, namespace: str) -> Access:
+    return Access(
+        verb=right.verb,
+        resource=right.resource,
+        group=right.group,
+        subresource=right.subresource,
+        namespace="" if right.is_clusterwide else namespace,
+    )
+
+
+def _namespace_in(body: bytes) -> str:
     try:
-        namespace = _of_pod.decode(request.body).namespace
+        namespace = _in_body.decode(body).namespace
     except UNDECODABLE as error:
         raise RequestInvalid(
             field="body", problem=str(error), fix="send a JSON object with namespace and pod"
         ) from error
     if not namespace:
         raise RequestInvalid(field="namespace", problem="is empty", fix="name the pod's namespace")
-    return (Access(verb="patch", resource="pods", subresource="resize", namespace=namespace),)
+    return namespace
 
 
-def evicts_pods(request: Request) -> Sequence[Access]:
-    """Rule for evicting pods of any namespace, and for reading what is around them."""
-    return (*everything(request), Access(verb="create", resource="pods", subresource="eviction"))
-
-
-SCHEDULER_RULES: Mapping[Route, Rule] = {
-    ("GET", "/v1/queues"): nodes_or_pods_of_namespace,
-    ("GET", "/v1/quotas"): everything_or_pods_of_namespace,
-    ("GET", "/v1/whatif/pods/{namespace}/{pod}"): pods,
-    ("POST", "/v1/resize"): resizes_pod,
-    ("POST", "/v1/defrag"): evicts_pods,
-}
-"""Rules of the scheduler's ``/v1/`` routes other than ``everything``: at the scheduler, and at the
-registry, which forwards requests.
-"""
+_EVERYTHING = tuple(_access(right, "") for right in EVERYTHING)
 
 
 class FrontProxy(Struct, frozen=True, kw_only=True):
@@ -237,13 +221,21 @@ class Gate:
             return None
         return await _credential(self._auth, self._proxy, request)()
 
-    async def may(self, caller: Caller, needed: Sequence[Access]) -> bool:
-        """Return whether the caller has all these permissions."""
-        return self._auth is None or await _may(self._auth, caller, needed)
+    async def sees_everything(self, caller: Caller) -> bool:
+        """Return whether the caller may read devices, and the allocations of all namespaces."""
+        return self._auth is None or await _may(self._auth, caller, _EVERYTHING)
 
-    def guarded(
-        self, routes: Mapping[Route, Handler], rules: Mapping[Route, Rule]
-    ) -> dict[Route, Handler]:
+    async def routes_of(self, caller: Caller | None, namespace: str) -> list[Route]:
+        """Return the routes that the caller may call for a namespace, empty: for all."""
+        found = list(OPEN)
+        for route, rule in ROUTES.items():
+            if self._auth is None or (
+                caller is not None and await _may(self._auth, caller, _accesses(rule, namespace))
+            ):
+                found.append(route)
+        return sorted(found)
+
+    def guarded(self, routes: Mapping[Route, Handler]) -> dict[Route, Handler]:
         """The same routes, each behind its rule."""
         auth = self._auth
         if auth is None:
@@ -252,7 +244,7 @@ class Gate:
                 for route, handler in routes.items()
             }
         return {
-            route: _guard(auth, self._proxy, handler, rules.get(route, everything))
+            route: _guard(auth, self._proxy, handler, ROUTES.get(route, UNLISTED))
             for route, handler in routes.items()
         }
 
@@ -268,10 +260,10 @@ def _own_pages(handler: Handler) -> Handler:
 def _guard(auth: KubeAuth, proxy: FrontProxy | None, handler: Handler, rule: Rule) -> Handler:
     async def guarded(request: Request) -> Response | StreamedResponse:
         credential = _credential(auth, proxy, request)
-        needed = rule(request)
+        needed = _accesses(rule, _namespace_of(rule, request))
         caller = await _judge(auth, credential, needed)
         request.caller = _counted_as(caller)
-        request.sees_everything = partial(_may, auth, caller, everything(request))
+        request.sees_everything = partial(_may, auth, caller, _EVERYTHING)
         outcome = await handler(request)
         if isinstance(outcome, Response):
             return outcome
@@ -322,9 +314,14 @@ def _counted_as(caller: Caller) -> str:
 
 
 def _refusal(caller: Caller, access: Access) -> str:
-    what = f"{access.resource}/{access.subresource}" if access.subresource else access.resource
+    right = Right(
+        verb=access.verb,
+        resource=access.resource,
+        group=access.group,
+        subresource=access.subresource,
+    )
     where = f"in namespace {access.namespace}" if access.namespace else "in the whole cluster"
-    return f"{caller.username} may not {access.verb} {what} {where}"
+    return f"{caller.username} may not {right.text} {where}"
 
 
 def token_of(request: Request) -> str:

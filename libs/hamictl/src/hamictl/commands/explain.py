@@ -428,7 +428,7 @@ def explain_pod(
         return answer
     try:
         known = _state(scheduler, file)
-    except (Unreachable, Refused) as error:
+    except (Absent, Refused, Unreachable) as error:
         if absent is not None:
             raise absent from error
         return replace(answer, problem=error.message)

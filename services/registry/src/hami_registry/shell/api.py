@@ -17,9 +17,7 @@ from hami_common.errors import NotFound, RequestInvalid, Unavailable
 from hami_common.events.asking import Finding
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.ports import Clock
-from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse, accepts_gzip
-from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
 from hami_registry.core.capacity import Capacity
@@ -290,36 +288,10 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def _of_namespace(request: Request) -> Sequence[Access]:
-    """Return the pods of the requested namespace; everything without one."""
-    return gate.everything(request) if _is_clusterwide(request) else gate.pods(request)
-
-
-def _devices_and_pods(request: Request) -> Sequence[Access]:
-    """Return devices, with the pods of the requested namespace, or all pods without one."""
-    return (*gate.nodes(request), *gate.pods(request))
-
-
 def _is_clusterwide(request: Request) -> bool:
     """Return whether the answer needs permission to read the whole cluster."""
     return not request.query.get("namespace")
 
-
-RULES: Mapping[tuple[str, str], gate.Rule] = {
-    ("GET", "/v1/nodes"): gate.nodes,
-    ("GET", "/v1/devices"): gate.nodes,
-    ("GET", "/v1/config"): gate.nodes,
-    ("GET", "/v1/allocations"): gate.pods,
-    ("GET", "/v1/allocations/{namespace}/{pod}"): gate.pods,
-    ("GET", "/v1/explain/{namespace}/{pod}"): gate.pods,
-    ("GET", "/v1/waiting"): gate.pods,
-    ("GET", "/v1/quarantine"): _of_namespace,
-    ("GET", "/v1/watch"): _of_namespace,
-    ("GET", "/v1/fleet"): _devices_and_pods,
-    ("GET", "/v1/fleet/events"): _devices_and_pods,
-    ("GET", "/v1/capacity"): _devices_and_pods,
-}
-"""Access rules of operations other than ``gate.everything``."""
 
 Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
 

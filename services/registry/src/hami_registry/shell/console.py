@@ -20,7 +20,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from hami_common.errors import NotFound, SettingsInvalid
-from hami_common.runtime.gate import Route
+from hami_common.roles import Route
 from hami_common.runtime.httpd import MIB_BYTES, Handler, Request, Response, accepts_gzip
 
 BASE: Final = "/console/"

@@ -6,7 +6,7 @@ own account is used only where ``auth`` is ``none``.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
@@ -16,6 +16,7 @@ from hami_common.apipath import checked_name
 from hami_common.errors import Denied, NotFound, RequestInvalid, Unauthenticated, Unavailable
 from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import Clock, KubeApi
+from hami_common.roles import Route
 from hami_common.runtime import gate
 from hami_common.runtime.devicecordon import (
     REASON_LENGTH_MOST,
@@ -23,7 +24,7 @@ from hami_common.runtime.devicecordon import (
     Cordoned,
     change_cordon,
 )
-from hami_common.runtime.gate import Gate, Route
+from hami_common.runtime.gate import Gate
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation
 from hami_registry.core.projection import Projection
@@ -68,7 +69,6 @@ OPERATIONS: tuple[Operation, ...] = (
         },
     ),
 )
-_RULES: Mapping[Route, gate.Rule] = {("POST", "/v1/cordon"): gate.nodes}
 _decoder = msgspec.json.Decoder(CordonRequest)
 
 ConnectAs = Callable[[str], AbstractAsyncContextManager[KubeApi]]
@@ -96,7 +96,7 @@ class CordonApi:
 
     def guarded(self, gate_: Gate) -> dict[Route, Handler]:
         """Return the route behind its rule."""
-        return gate_.guarded({("POST", "/v1/cordon"): self._cordon}, _RULES)
+        return gate_.guarded({("POST", "/v1/cordon"): self._cordon})
 
     async def _cordon(self, request: Request) -> Response:
         wanted = _decoded(request.body)

@@ -19,8 +19,9 @@ import aiohttp
 from msgspec import Struct
 
 from hami_common.errors import HamiError, SettingsInvalid, Unavailable
+from hami_common.roles import Route
 from hami_common.runtime import gate
-from hami_common.runtime.gate import Gate, Route
+from hami_common.runtime.gate import Gate
 from hami_common.runtime.httpd import MIB_BYTES, Handler, Request, Response
 from hami_common.runtime.kubeauth import Caller
 from hami_common.runtime.places import Places
@@ -114,7 +115,7 @@ class Gateway:
 
     def guarded(self, gate_: Gate) -> dict[Route, Handler]:
         """Return the routes behind the scheduler's rules."""
-        return gate_.guarded(dict.fromkeys(FORWARDED, self._forward), gate.SCHEDULER_RULES)
+        return gate_.guarded(dict.fromkeys(FORWARDED, self._forward))
 
     async def _forward(self, request: Request) -> Response:
         if not self._address.url:

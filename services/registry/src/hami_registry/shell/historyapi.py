@@ -25,9 +25,7 @@ from hami_common.events.usage import UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.ports import Clock
-from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
-from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.natsio.history import FILTERS_MOST, Event, History, Reading
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
@@ -176,24 +174,6 @@ OPERATIONS: tuple[Operation, ...] = (
         errors={404: "No pod of this name ever held a device.", **_TOO_MANY},
     ),
 )
-
-
-def _of_namespace(request: Request) -> Sequence[Access]:
-    """Rule: the pods of the requested namespace; everything without one."""
-    return gate.pods(request) if request.query.get("namespace") else gate.everything(request)
-
-
-def _devices_and_pods(request: Request) -> Sequence[Access]:
-    """Rule: nodes, with the pods of the requested namespace, or all pods without one."""
-    return (*gate.nodes(request), *gate.pods(request))
-
-
-RULES: Mapping[tuple[str, str], gate.Rule] = {
-    ("GET", "/v1/events"): _of_namespace,
-    ("GET", "/v1/timeline"): _devices_and_pods,
-    ("GET", "/v1/pressure"): _of_namespace,
-    ("GET", "/v1/workloads/{namespace}/{pod}"): gate.pods,
-}
 
 
 class HistoryApi:

@@ -21,9 +21,7 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import UsageRecord
 from hami_common.ports import Clock
-from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response
-from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.natsio.history import FILTERS_MOST, Event, History
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
@@ -108,17 +106,6 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=_TOO_MANY,
     ),
 )
-
-
-def _of_namespace(request: Request) -> Sequence[Access]:
-    """Rule: the pods of the requested namespace; everything without one."""
-    return gate.pods(request) if request.query.get("namespace") else gate.everything(request)
-
-
-RULES: Mapping[tuple[str, str], gate.Rule] = {
-    ("GET", "/v1/consumption"): _of_namespace,
-    ("GET", "/v1/idle"): _of_namespace,
-}
 
 
 class _Sampled(Struct, frozen=True):

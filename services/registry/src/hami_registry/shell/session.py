@@ -5,9 +5,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hami_common.runtime.gate import Gate, Route, everything
+from hami_common.apipath import checked_name
+from hami_common.roles import Route
+from hami_common.runtime.gate import Gate
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
-from hami_common.runtime.openapi import Operation
+from hami_common.runtime.openapi import Operation, Parameter
 
 
 class Session(Struct, frozen=True, kw_only=True):
@@ -20,7 +22,11 @@ class Session(Struct, frozen=True, kw_only=True):
     user: str
     """Name of the user; empty when ``login`` is ``none``, and before a login."""
     sees_everything: bool
-    """True when the caller may read nodes and the pods of all namespaces."""
+    """True when the caller may read devices, and the allocations of all namespaces."""
+    routes: tuple[str, ...]
+    """Routes that the caller may call for the requested namespace, or for all namespaces, as
+    ``GET /v1/nodes``.
+    """
 
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -32,6 +38,13 @@ OPERATIONS: tuple[Operation, ...] = (
             "answer too, with an empty user."
         ),
         answer=Session,
+        parameters=(
+            Parameter(
+                name="namespace",
+                place="query",
+                text="List the routes that the caller may call for this namespace.",
+            ),
+        ),
         errors={401: "The token is invalid or expired."},
     ),
 )
@@ -53,13 +66,19 @@ class Sessions:
         return Response(body=response.body, headers={"cache-control": "no-store"})
 
     async def _about(self, request: Request) -> Session:
-        if not self._gate.is_closed:
-            return Session(login="none", user="", sees_everything=True)
         caller = await self._gate.caller(request)
+        namespace = request.query.get("namespace", "")
+        if namespace:
+            checked_name(namespace, field="namespace")
+        allowed = await self._gate.routes_of(caller, namespace)
+        routes = tuple(" ".join(route) for route in allowed)
+        if not self._gate.is_closed:
+            return Session(login="none", user="", sees_everything=True, routes=routes)
         if caller is None:
-            return Session(login="token", user="", sees_everything=False)
+            return Session(login="token", user="", sees_everything=False, routes=routes)
         return Session(
             login="token" if self._gate.proxied(request) is None else "proxy",
             user=caller.username,
-            sees_everything=await self._gate.may(caller, everything(request)),
+            sees_everything=await self._gate.sees_everything(caller),
+            routes=routes,
         )
