@@ -60,6 +60,7 @@ test("the search finds views by title, then their objects", () => {
     titleKey: "capacity.title",
     icon: "",
     component: () => null,
+    needs: "GET /v1/nodes",
     group: "operate",
     order: 1,
     ...more,

@@ -2,7 +2,7 @@
 """Login, preferences, keyboard, accessibility and lost contact of the console."""
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from hami_sim.cluster import Cluster
 from tests.console.conftest import POD_MIB, Check, log_in
@@ -108,6 +108,34 @@ async def test_slash_focuses_the_search_which_opens_a_view(page: Page, cluster: 
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Capacity", exact=True)).to_be_visible()
     await expect(page.get_by_role("main")).to_be_focused()
+
+
+async def test_console_offers_what_the_caller_may_do(page: Page, cluster: Cluster) -> None:
+    """The rights of a viewer of one namespace, as the session reports them."""
+
+    async def limited(route: Route) -> None:
+        answer = await route.fetch()
+        session = await answer.json()
+        tenant = {"GET /v1/allocations", "GET /v1/workloads/{namespace}/{pod}", "GET /v1/queues"}
+        session["routes"] = sorted(tenant) if "namespace=default" in route.request.url else []
+        await route.fulfill(response=answer, json=session)
+
+    await page.route("**/v1/session*", limited)
+    await page.goto(f"{cluster.url('registry')}/console/workloads/default/first")
+    links = page.get_by_role("navigation").get_by_role("link")
+    await expect(page.get_by_text("Your role needs a namespace")).to_be_visible()
+    await expect(links).to_have_count(0)
+    field = page.get_by_label("Namespace", exact=True)
+    await field.fill("default")
+    await field.press("Enter")
+    await expect(links).to_have_count(2)
+    await expect(page.get_by_role("button", name="Resize")).to_be_disabled()
+    await page.get_by_role("combobox", name="Search").fill("capac")
+    await expect(page.get_by_text("Nothing found.")).to_be_visible()
+    await page.unroute("**/v1/session*", limited)
+    await page.reload()
+    await expect(page.get_by_role("button", name="Resize")).to_be_enabled()
+    await expect(links.filter(has_text="Control plane")).to_be_visible()
 
 
 async def test_table_is_sorted_by_keyboard(page: Page, cluster: Cluster) -> None:

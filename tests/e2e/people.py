@@ -119,11 +119,12 @@ class TestPeople:
                 await until_runs(site, name, HOME)
         registry = f"https://{REGISTRY}:{site.ports['registry-tls']}"
         env = {
-            **{name: text for name, text in os.environ.items() if name != "KUBECONFIG"},
+            **os.environ,
             "HAMICTL_REGISTRY": registry,
             "HAMICTL_SCHEDULER": registry,
             "HAMICTL_CA_FILE": str(site.ca_file),
             "HAMICTL_TOKEN": token,
+            "KUBECONFIG": str(kubeconfig),
         }
 
         async def answer(*words: str) -> Document:
@@ -148,7 +149,9 @@ class TestPeople:
 
         await site.until("the use is counted", is_counted)
         workload = await answer("get", "workload", "mine")
-        assert workload["events"]
+        assert workload["containers"][0]["devices"]
+        steps = [line["what"] for line in (await answer("trace", "mine"))["lines"]]
+        assert "decision bind: placed" in steps
         for path in ("/v1/nodes", "/v1/allocations", f"/v1/allocations?namespace={OWN}"):
             assert (await site.registry(path, token))[0] == 403, path
         for path in ("nodes", "secrets", f"pods -n {OWN}"):

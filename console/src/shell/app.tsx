@@ -7,10 +7,11 @@ import { Redirect, Route, Router, Switch, useLocation } from "wouter-preact";
 import { ApiError } from "../api/client.ts";
 import { staleSince } from "../api/contact.ts";
 import { resume } from "../api/login.ts";
+import { useRights } from "../api/rights.ts";
 import { session } from "../api/session.ts";
 import { formatTime } from "../format.ts";
 import { t } from "../i18n.ts";
-import { language, theme } from "../preferences.ts";
+import { language, namespace, theme } from "../preferences.ts";
 import { Empty, ErrorBox, keepTime, Loading, Status } from "../ui/index.ts";
 import { views } from "../views/index.ts";
 import { GROUPS, linkOf, listed } from "../views/view.ts";
@@ -51,7 +52,9 @@ export function App() {
 
 function Shell() {
   useEffect(keepTime, []);
-  const first = GROUPS.flatMap((group) => listed(views, group))[0];
+  const may = useRights(namespace.value);
+  const allowed = views.filter((view) => may(view.needs));
+  const first = GROUPS.flatMap((group) => listed(allowed, group))[0];
   return (
     <div class="shell">
       <button

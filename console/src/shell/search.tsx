@@ -2,7 +2,9 @@
 
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { useLocation } from "wouter-preact";
+import { useRights } from "../api/rights.ts";
 import { t } from "../i18n.ts";
+import { namespace } from "../preferences.ts";
 import { views } from "../views/index.ts";
 import { type Found, search } from "../views/view.ts";
 
@@ -13,7 +15,9 @@ export function Search() {
   const [text, setText] = useState("");
   const [chosen, setChosen] = useState(0);
   const [, navigate] = useLocation();
-  const found = search(views, text, (view) => t(view.titleKey), t("shell.view"));
+  const may = useRights(namespace.value);
+  const allowed = views.filter((view) => may(view.needs));
+  const found = search(allowed, text, (view) => t(view.titleKey), t("shell.view"));
   const current = Math.min(chosen, found.length - 1);
   const isOpen = text.trim() !== "";
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 import type { ComponentType } from "preact";
+import type { RouteName } from "../api/rights.ts";
 import type { TextKey } from "../i18n.ts";
 
 export const GROUPS = ["operate", "tenant", "manage"] as const;
@@ -24,6 +25,8 @@ export type View = {
   /** Path data of an icon of 16 × 16 that is drawn with lines. */
   icon: string;
   component: ComponentType<ViewProps>;
+  /** The route without which the view is empty; the navigation has the view only for callers who may call it. */
+  needs: RouteName;
   group: (typeof GROUPS)[number];
   /** Position within its group. */
   order: number;

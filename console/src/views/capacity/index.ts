@@ -9,6 +9,7 @@ export const capacity: View = {
   titleKey: "capacity.title",
   icon: "M2 13V8M6 13V3M10 13V6M14 13V10",
   component: CapacityView,
+  needs: "GET /v1/capacity",
   group: "operate",
   order: 30,
 };

@@ -4,6 +4,7 @@
 import { useState } from "preact/hooks";
 import { useAction } from "../../api/act.ts";
 import { post } from "../../api/client.ts";
+import { useRights } from "../../api/rights.ts";
 import { t } from "../../i18n.ts";
 import { Dialog, ErrorBox } from "../../ui/index.ts";
 
@@ -19,6 +20,7 @@ export function Cordon(props: {
   const [isOpen, setOpen] = useState(false);
   const [reason, setReason] = useState("");
   const { isBusy, problem, forget, run } = useAction();
+  const isAllowed = useRights("")("POST /v1/cordon");
   const action = t(isCordoned ? "device.uncordon" : "device.cordon");
 
   async function apply(): Promise<void> {
@@ -33,6 +35,8 @@ export function Cordon(props: {
       <button
         type="button"
         class="button"
+        disabled={!isAllowed}
+        title={isAllowed ? undefined : t("shell.notAllowed")}
         onClick={() => {
           forget();
           setOpen(true);

@@ -9,6 +9,7 @@ export const device: View = {
   titleKey: "device.title",
   icon: "M3 4h10v8H3zM6 7h4v2H6zM1 6h2M1 10h2M13 6h2M13 10h2",
   component: DeviceView,
+  needs: "GET /v1/timeline",
   group: "operate",
   order: 21,
   isUnlisted: true,

@@ -9,6 +9,7 @@ export const devices: View = {
   titleKey: "devices.title",
   icon: "M8 1.5 15 14H1zM8 6v4M8 11.8v.6",
   component: DevicesView,
+  needs: "GET /v1/fleet",
   group: "operate",
   order: 20,
 };

@@ -9,6 +9,7 @@ export const events: View = {
   titleKey: "events.title",
   icon: "M2 4h12M2 8h12M2 12h7",
   component: EventsView,
+  needs: "GET /v1/events",
   group: "operate",
   order: 60,
 };

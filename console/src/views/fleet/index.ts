@@ -9,6 +9,7 @@ export const fleet: View = {
   titleKey: "fleet.title",
   icon: "M2 2h5v5H2zM9 2h5v5H9zM2 9h5v5H2zM9 9h5v5H9z",
   component: FleetView,
+  needs: "GET /v1/fleet",
   group: "operate",
   order: 10,
 };

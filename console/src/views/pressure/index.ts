@@ -9,6 +9,7 @@ export const pressure: View = {
   titleKey: "pressure.title",
   icon: "M2 12a6 6 0 0 1 12 0M8 12l3-4",
   component: PressureView,
+  needs: "GET /v1/pressure",
   group: "operate",
   order: 40,
 };

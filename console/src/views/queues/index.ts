@@ -9,6 +9,7 @@ export const queues: View = {
   titleKey: "queues.title",
   icon: "M2 3.5h12M4 8h10M6 12.5h8",
   component: QueuesView,
+  needs: "GET /v1/queues",
   group: "tenant",
   order: 20,
 };

@@ -9,6 +9,7 @@ export const system: View = {
   titleKey: "system.title",
   icon: "M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h1M5 11h1",
   component: SystemView,
+  needs: "GET /v1/system",
   group: "manage",
   order: 10,
 };

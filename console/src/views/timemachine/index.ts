@@ -9,6 +9,7 @@ export const timemachine: View = {
   titleKey: "timemachine.title",
   icon: "M3 5.5A6 6 0 1 1 2 8M2 2.5v3h3M8 5v3.5l2.5 1.5",
   component: TimeMachineView,
+  needs: "GET /v1/fleet",
   group: "operate",
   order: 70,
 };

@@ -9,6 +9,7 @@ export const whatif: View = {
   titleKey: "whatif.title",
   icon: "M6 6a2 2 0 1 1 2.7 1.9c-.5.2-.7.6-.7 1.1v.5M8 12.2v.3M14 8A6 6 0 1 1 2 8a6 6 0 0 1 12 0",
   component: WhatIfView,
+  needs: "POST /v1/whatif/simulate",
   group: "operate",
   order: 60,
 };

@@ -9,6 +9,7 @@ export const workload: View = {
   titleKey: "workload.title",
   icon: "M2 3h12v10H2zM2 7h12M5 10h3",
   component: WorkloadView,
+  needs: "GET /v1/allocations",
   group: "tenant",
   order: 10,
 };

@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import type { Registry, Scheduler } from "../../../generated/api.ts";
 import { useAction } from "../../api/act.ts";
 import { post } from "../../api/client.ts";
+import { useRights } from "../../api/rights.ts";
 import { formatMemory, formatPercent } from "../../format.ts";
 import { t } from "../../i18n.ts";
 import { language } from "../../preferences.ts";
@@ -23,7 +24,13 @@ export function Resize(props: {
   const [wanted, setWanted] = useState<Scheduler.ResizeRequest>();
   const [done, setDone] = useState<Scheduler.Resized>();
   const { isBusy, problem, forget, run } = useAction();
+  const isAllowed = useRights(namespace)("POST /v1/resize");
   if (!device) return null;
+  const button = {
+    class: "button",
+    disabled: !isAllowed,
+    title: isAllowed ? undefined : t("shell.notAllowed"),
+  };
   const now = { name: container.name, memoryMib: device.limit_mib, corePct: device.limit_core_pct };
 
   async function apply(): Promise<void> {
@@ -78,13 +85,13 @@ export function Resize(props: {
             defaultValue={String(device.limit_core_pct)}
           />
         </label>
-        <button type="submit" class="button">
+        <button type="submit" {...button}>
           {t("workload.resize")}
         </button>
         {size ? (
           <button
             type="button"
-            class="button"
+            {...button}
             onClick={() => {
               setDone(undefined);
               forget();
