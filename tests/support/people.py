@@ -69,6 +69,7 @@ ALL: Mapping[str, set[str]] = {
     "/v1/system": {"platform-admin"},
     "/v1/checks": {"platform-admin"},
     "/v1/cordon": {"platform-admin"},
+    "/v1/defrag": {"platform-admin"},
     "/v1/snapshot": _PLANNERS,
     "/v1/whatif/simulate": _PLANNERS,
     "/v1/whatif/scale": _PLANNERS,
