@@ -15,9 +15,9 @@ from hami_common.events import codec
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.prices import Prices
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import NatsBucket, NatsPublisher, connect, ensure_bus, jetstream
-from hami_registry.core.prices import Prices
 from hami_sim.natsd import NatsServer
 from tests.support.registry import (
     ADMIN,

@@ -16,8 +16,8 @@ from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.prices import Prices
 from hami_registry.core.consumption import BYS, Consumption, Meter
-from hami_registry.core.prices import Prices
 from tests.support.builders import device
 
 DAY_MS = 86_400_000

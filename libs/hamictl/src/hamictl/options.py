@@ -71,6 +71,12 @@ snapshot_file_option = click.option(
     type=click.Path(path_type=Path),
     help="Snapshot file written by hamictl snapshot.",
 )
+prices_option = click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    help="TOML file with a table [prices], such as registry.toml; adds the cost of devices in use.",
+)
 
 
 def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,15 @@
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
-from hami_common.errors import RequestInvalid
+from hami_common import documents
+from hami_common.errors import RequestInvalid, SettingsInvalid
+from hami_common.model.prices import Prices
 from hami_common.model.request import PlacementPolicy, ScoringWeights
 from hami_common.vendors.catalog import parse_policy
 from hami_core.replay.compare import (
@@ -16,23 +20,61 @@ from hami_core.replay.compare import (
     PolicyChoice,
     PolicyComparison,
     PolicyQuestion,
+    PolicyResult,
 )
+from hami_core.replay.compare import compare as compare_policies
+from hami_core.replay.loghistory import LogHistory
 from hamictl import client, output
 from hamictl.errors import InputRefused
 
 _HOURS_OF: Final = {"m": 1 / 60, "h": 1.0, "d": 24.0}
 
 
-def compare(scheduler: str, since: str, words: tuple[str, ...], format_: str) -> int:
+def compare(
+    scheduler: str, since: str, words: tuple[str, ...], prices_file: Path | None, format_: str
+) -> int:
     """Print recorded arrivals under each policy; return how many pods the worst never placed."""
-    hours = _hours(since)
-    question = PolicyQuestion(hours=hours)
+    question = PolicyQuestion(hours=_hours(since), prices=prices_of(prices_file))
     if words:
-        question = PolicyQuestion(hours=hours, policies=choices_of(words))
+        question = msgspec.structs.replace(question, policies=choices_of(words))
     compared = client.send(PolicyComparison, scheduler, "/v1/whatif/policy", question)
     if not output.structured(compared, format_):
         _show(compared)
     return max(one.never_placed for one in compared.results)
+
+
+def compare_log(
+    log: LogHistory, words: tuple[str, ...], prices_file: Path | None, format_: str
+) -> None:
+    """Print the pods of a stimulus log under each policy."""
+    compared = compare_policies(
+        log.history,
+        policies_of(words, log.policy),
+        check=lambda: None,
+        prices=prices_of(prices_file),
+    )
+    if not output.structured(compared, format_):
+        _show(compared)
+
+
+def prices_of(path: Path | None) -> Prices:
+    """Read the prices of a TOML file; without a file there are none."""
+    if path is None:
+        return Prices()
+    try:
+        document = documents.toml(path.read_bytes(), field=str(path))
+        prices = msgspec.convert(document["prices"], Prices)
+        prices.check()
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise InputRefused(message) from error
+    except KeyError as error:
+        message = f"{path}: no table [prices]; give a file such as registry.toml"
+        raise InputRefused(message) from error
+    except (msgspec.ValidationError, SettingsInvalid) as error:
+        message = f"{path}: {error}"
+        raise InputRefused(message) from error
+    return prices
 
 
 def _show(compared: PolicyComparison) -> None:
@@ -46,6 +88,8 @@ def _show(compared: PolicyComparison) -> None:
             f"{one.used_devices_full_mean:.0%}",
             f"{one.devices_free_mean:.1f}/{compared.devices}",
             f"{one.stranded_mean:.0%}",
+            f"{one.device_hours:.1f}",
+            *([_cost(one, compared)] if compared.currency else []),
         ]
         for one in (compared.recorded, *compared.results)
     ]
@@ -58,6 +102,8 @@ def _show(compared: PolicyComparison) -> None:
         "USED DEVICES FULL",
         "DEVICES FREE",
         "FREE MEMORY STRANDED",
+        "DEVICE HOURS",
+        *(["COST"] if compared.currency else []),
     ]
     output.table(headings, rows, empty="")
     begin = datetime.fromtimestamp(compared.from_s, tz=UTC)
@@ -65,6 +111,8 @@ def _show(compared: PolicyComparison) -> None:
         f"\n{compared.arrivals} pods arrived since {begin:%Y-%m-%dT%H:%M:%SZ}, "
         f"{compared.running} ran already"
     )
+    if compared.unpriced:
+        click.echo(f"no price, in no cost: {', '.join(compared.unpriced)}")
     if compared.left_out:
         click.echo(
             f"{compared.left_out} earlier arrivals are left out; fewer policies include more"
@@ -73,6 +121,15 @@ def _show(compared: PolicyComparison) -> None:
         click.echo(
             f"{compared.without_begin} pods are missing: their reservation is no longer stored"
         )
+
+
+def _cost(one: PolicyResult, compared: PolicyComparison) -> str:
+    """Format the cost, with the difference from the record."""
+    cost, recorded = one.cost or 0.0, compared.recorded.cost or 0.0
+    text = f"{cost:.2f} {compared.currency}"
+    if one.policy is not None and recorded:
+        text += f" ({(cost - recorded) / recorded:+.0%})"
+    return text
 
 
 def _full(policy: ComparedPolicy) -> PlacementPolicy:

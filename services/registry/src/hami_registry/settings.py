@@ -7,9 +7,9 @@ Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 from typing import ClassVar, Literal
 
 from hami_common import namespaces
+from hami_common.model.prices import Prices
 from hami_common.runtime import gate
 from hami_common.runtime.settings import ServiceSettings
-from hami_registry.core.prices import Prices
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

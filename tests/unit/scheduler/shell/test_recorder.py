@@ -10,7 +10,7 @@ import pytest
 from hami_common.errors import WireInvalid
 from hami_core.replay.rerun import Report, rerun
 from hami_core.replay.stimuluslog import Item, Reader
-from hamictl.commands.replay import read_lines
+from hamictl.traces import read_lines
 from tests.support.stimuli_drive import Drive
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World

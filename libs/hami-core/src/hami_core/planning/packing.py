@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from hami_common.model.request import PodRequest
@@ -106,6 +107,18 @@ def fill(table: DeviceTable) -> Fill:
         ):
             sums[at] += int(value)
     return Fill(*sums)
+
+
+def used_by_model(table: DeviceTable) -> dict[str, int]:
+    """Count the usable devices with any share, by model."""
+    found: Counter[str] = Counter()
+    for block in table.blocks:
+        n = block.count
+        used = _usable(block) & (block.used_slots[:, :n] > 0)
+        numbers, counts = np.unique(block.type[:, :n][used], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            found[table.types.words[number]] += count
+    return found
 
 
 def stranded(table: DeviceTable, measured: Asks) -> float:

@@ -10,11 +10,14 @@ which is complete. A record has the shares that a pod was given, not its request
 - A pod arrives when its devices are reserved; how long it waited before is unknown, and a pod that
   never got devices is absent.
 
+A stimulus log (``loghistory``) also has the requests, the nodes that were offered and the waits.
+
 A pod with several reservations counts with its last one, and one that was resized with its last
 amounts. Times in Unix seconds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -50,6 +53,30 @@ class Run(Struct, frozen=True, kw_only=True):
     """``None``: not released yet."""
     is_pinned: bool = False
     """A ResourceClaim: kube-scheduler chose node and devices, whatever our policy is."""
+    refused_s: float | None = None
+    """Time of the first refusal; ``None``: none is known, the pod arrived at ``start_s``."""
+    offered: tuple[str, ...] | None = None
+    """Nodes that kube-scheduler offers the pod; ``None``: not known, all."""
+
+    @property
+    def arrival_s(self) -> float:
+        """Time at which the pod first requested devices."""
+        return self.start_s if self.refused_s is None else min(self.refused_s, self.start_s)
+
+    @property
+    def is_placed(self) -> bool:
+        """True when the pod got devices; else ``start_s`` is its arrival."""
+        return bool(self.node)
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A pod as the scheduler was asked about it."""
+
+    request: PodRequest
+    offered: tuple[str, ...]
+    """Nodes that kube-scheduler offered in the newest question."""
+    refused_s: float | None
+    """Time of the first refusal, if no node took the pod when it was first tried."""
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -89,9 +116,11 @@ def history_of(
     from_s: float,
     until_s: float,
     arrivals_most: int,
+    asked: Mapping[str, Asked] = MappingProxyType({}),
 ) -> History:
     """Fold stored records, in stream order, into the period's history.
 
+    ``asked``: questions by uid, as far as they are known, also about pods that never got devices.
     ``puts`` are those that are stored, by time; ``present`` and ``live``: devices and reservations
     of now, for nodes and pods whose records are older than the stream. If more than
     ``arrivals_most`` pods arrived, the period begins later, with the last of them.
@@ -109,7 +138,21 @@ def history_of(
         for one in (*(put.devices for put in later), *devices)
         for device in one.devices
     }
-    runs = [_run(one, known) for one in entries]
+    runs = [_run(one, known, asked) for one in entries]
+    placed = {one.record.pod_uid for one in entries}
+    runs += [
+        Run(
+            request=one.request,
+            node="",
+            containers=(),
+            start_s=one.refused_s,
+            end_s=None,
+            offered=one.offered,
+        )
+        for uid, one in asked.items()
+        if one.refused_s is not None and uid not in placed
+    ]
+    runs.sort(key=lambda run: (run.arrival_s, run.request.uid))
     return History(
         from_s=from_s,
         until_s=until_s,
@@ -118,9 +161,11 @@ def history_of(
         running=tuple(
             one
             for one in runs
-            if one.start_s < from_s and (one.end_s is None or one.end_s > from_s)
+            if one.is_placed
+            and one.arrival_s < from_s
+            and (one.end_s is None or one.end_s > from_s)
         ),
-        arrivals=tuple(one for one in runs if one.start_s >= from_s),
+        arrivals=tuple(one for one in runs if one.arrival_s >= from_s),
         left_out=left_out,
         without_begin=without_begin,
     )
@@ -190,15 +235,22 @@ def _devices(
 # --- requests from shares -------------------------------------------------------------------------
 
 
-def _run(entry: _Entry, known: dict[tuple[str, str], Device]) -> Run:
+def _run(
+    entry: _Entry,
+    known: dict[tuple[str, str], Device],
+    asked: Mapping[str, Asked],
+) -> Run:
     record = entry.record
+    question = asked.get(record.pod_uid)
     return Run(
-        request=request_of(record, known),
+        request=question.request if question else request_of(record, known),
         node=record.node,
         containers=record.containers,
         start_s=entry.start_s,
         end_s=entry.end_s,
         is_pinned=is_of_claim(record),
+        refused_s=question.refused_s if question else None,
+        offered=question.offered if question else None,
     )
 
 

@@ -9,13 +9,14 @@ record itself is measured in the same way, with the devices that were given.
 
 All pods get the compared policy, also those that named one. Quotas, queues, priorities, preemption
 and gangs are not evaluated. Silent agents and faults of devices are not part of the history, only
-health and cordons of canonical records. Memory in MiB, times in Unix seconds, durations in seconds,
-shares of a whole as fractions 0..1.
+health and cordons of canonical records. The cost is the price of the devices in use, those with any
+share; others could be switched off or returned. Memory in MiB, times in Unix seconds, durations in
+seconds, shares of a whole as fractions 0..1.
 """
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Annotated, Final, NamedTuple
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import ContainerShares, Placement
+from hami_common.model.prices import MICRO, Prices
 from hami_common.model.request import (
     DevicePolicy,
     NodePolicy,
@@ -32,10 +34,10 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
-from hami_core.placement.fit import Plan, compile_request
+from hami_core.placement.fit import NO_PLAN, Plan, compile_request
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
-from hami_core.planning.packing import Asks, Fill, asks_of, fill, stranded
+from hami_core.planning.packing import Asks, Fill, asks_of, fill, stranded, used_by_model
 from hami_core.replay.arrivals import History, Run
 from hami_core.table.table import DeviceTable
 
@@ -49,6 +51,8 @@ ASKS_MEASURED: Final = 16
 HOURS_MOST: Final = 168.0
 """Hours that the event stream keeps."""
 _P95: Final = 0.95
+_HOUR_S: Final = 3600.0
+_NO_PRICES: Final = Prices()
 
 Shares = tuple[ContainerShares, ...]
 
@@ -81,6 +85,8 @@ class PolicyQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         PolicyChoice(node_policy="binpack"),
         PolicyChoice(node_policy="spread"),
     )
+    prices: Prices = Prices()
+    """Prices of devices, such as ``GET /v1/config`` of the registry has; absent: no cost."""
 
 
 class Series(Struct, frozen=True, kw_only=True):
@@ -126,6 +132,10 @@ class PolicyResult(Struct, frozen=True, kw_only=True):
     """Fraction of the free memory that the arrivals' requests cannot use, mean of the series."""
     makespan_s: float | None
     """From the first arrival to the end of the last pod; ``None``: some pod has no end."""
+    device_hours: float
+    """Hours of devices in use, within the period."""
+    cost: float | None
+    """Price of ``device_hours``; ``None`` without prices."""
     series: Series
 
 
@@ -149,20 +159,64 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
     recorded: PolicyResult
     results: tuple[PolicyResult, ...]
     """In the order of the question."""
+    currency: str
+    """ISO 4217 code of all costs; empty: no prices."""
+    unpriced: tuple[str, ...]
+    """Models of devices in use without a price, which are in no cost."""
+
+
+class PodOutcome(Struct, frozen=True, kw_only=True):
+    """One arrival under one policy."""
+
+    namespace: str
+    pod: str
+    node: str
+    """Empty: it never got devices."""
+    devices: tuple[str, ...]
+    """UUIDs, in the order of containers and shares."""
+    wait_s: float
+    """To the end of the period for a pod that never got devices."""
+
+
+class Compared(NamedTuple):
+    """A comparison, with the arrivals behind its figures."""
+
+    comparison: PolicyComparison
+    recorded: tuple[PodOutcome, ...]
+    """In order of arrival."""
+    pods: tuple[tuple[PodOutcome, ...], ...]
+    """Likewise, by policy."""
 
 
 def compare(
-    history: History, policies: Sequence[PlacementPolicy], *, check: Callable[[], None]
+    history: History,
+    policies: Sequence[PlacementPolicy],
+    *,
+    check: Callable[[], None],
+    prices: Prices = _NO_PRICES,
 ) -> PolicyComparison:
     """Place the arrivals under each policy; ``check`` is called between pods and may raise."""
+    return compare_pods(history, policies, check=check, prices=prices).comparison
+
+
+def compare_pods(
+    history: History,
+    policies: Sequence[PlacementPolicy],
+    *,
+    check: Callable[[], None],
+    prices: Prices = _NO_PRICES,
+) -> Compared:
+    """Compare as ``compare`` does, and also return each arrival."""
     measured = dict(asks_of(run.request for run in history.arrivals).most_common(ASKS_MEASURED))
     times = _times(history)
     worlds = [
         _World(history, policy, _Meter(measured, times), check).run()
         for policy in (None, *policies)
     ]
-    recorded, *results = (world.result() for world in worlds)
-    return PolicyComparison(
+    recorded, *results = (world.result(prices) for world in worlds)
+    micros = prices.micros()
+    models = {model for world in worlds for model in world.meter.used_s_by_model}
+    comparison = PolicyComparison(
         from_s=history.from_s,
         until_s=history.until_s,
         devices=fill(worlds[0].table).devices,
@@ -173,7 +227,11 @@ def compare(
         series_s=times,
         recorded=recorded,
         results=tuple(results),
+        currency=prices.currency,
+        unpriced=tuple(sorted(one for one in models if prices.currency and micros(one) is None)),
     )
+    of_recorded, *pods = (world.pods() for world in worlds)
+    return Compared(comparison, of_recorded, tuple(pods))
 
 
 def _times(history: History) -> tuple[float, ...]:
@@ -207,6 +265,8 @@ class _World:
         self.meter = meter
         self.waits_s: list[float] = []
         """Waits of the pods that were placed late."""
+        self._started: dict[int, tuple[float, str, Shares]] = {}
+        """Wait, node and shares of placed arrivals, by identity of the run."""
         self.waiting: list[_Waiting] = []
         """In order of arrival."""
         self.placed_at_once = 0
@@ -230,7 +290,7 @@ class _World:
         for put in history.puts:
             self._at(put.time_s, _PUT, partial(self._put, put.devices))
         for run in history.arrivals:
-            self._at(run.start_s, _ARRIVAL, partial(self._arrive, run))
+            self._at(run.arrival_s, _ARRIVAL, partial(self._arrive, run))
         while self._events:
             now_s, _, _, happen = heapq.heappop(self._events)
             self.meter.advance(now_s, waiting=len(self.waiting))
@@ -259,16 +319,32 @@ class _World:
 
     def _arrive(self, run: Run, now_s: float) -> None:
         if self.policy is None:
-            self._start(run, run.node, run.containers, now_s)
-            self.placed_at_once += 1
+            if run.is_placed and run.start_s <= now_s:
+                self._start(run, run.node, run.containers, now_s)
+                self.placed_at_once += 1
+                return
+            self.waiting.append(_Waiting(run, run.request, NO_PLAN))
+            if run.is_placed:
+                self._at(run.start_s, _ARRIVAL, partial(self._start_recorded, run))
             return
         request = replace(run.request, policy=self.policy)
-        placement = self._placed(request, [run.node] if run.is_pinned else self._nodes)
+        placement = self._placed(request, self._candidates(run))
         if placement is None:
             self.waiting.append(_Waiting(run, request, compile_request(request)))
         else:
             self.placed_at_once += 1
             self._start(run, placement.node, placement.containers, now_s)
+
+    def _start_recorded(self, run: Run, now_s: float) -> None:
+        """Start a pod that waited, when the record has it start."""
+        self.waiting = [one for one in self.waiting if one.run is not run]
+        self.waits_s.append(now_s - run.arrival_s)
+        self._start(run, run.node, run.containers, now_s)
+
+    def _candidates(self, run: Run) -> Sequence[str]:
+        if run.is_pinned:
+            return [run.node]
+        return self._nodes if run.offered is None else run.offered
 
     def _placed(self, request: PodRequest, nodes: Sequence[str]) -> Placement | None:
         fitting = self._verdicts.filter(request, nodes).left
@@ -279,20 +355,28 @@ class _World:
 
     def _retry(self, node: str, now_s: float) -> None:
         """Start pods that wait and now fit on ``node``, the only one that has more capacity."""
+        if self.policy is None:
+            return
         refused: set[Plan] = set()
         left: list[_Waiting] = []
         for one in self.waiting:
             placement = None
-            if one.plan not in refused and (not one.run.is_pinned or one.run.node == node):
+            if one.plan not in refused and self._is_candidate(one.run, node):
                 placement = _picked(self.table, one.request, node)
                 if placement is None:
                     refused.add(one.plan)
             if placement is None:
                 left.append(one)
                 continue
-            self.waits_s.append(now_s - one.run.start_s)
+            self.waits_s.append(now_s - one.run.arrival_s)
             self._start(one.run, node, placement.containers, now_s)
         self.waiting = left
+
+    @staticmethod
+    def _is_candidate(run: Run, node: str) -> bool:
+        if run.is_pinned:
+            return run.node == node
+        return run.offered is None or node in run.offered
 
     def _start(self, run: Run, node: str, containers: Shares, now_s: float) -> None:
         end_s = None if run.end_s is None else now_s + (run.end_s - run.start_s)
@@ -300,17 +384,33 @@ class _World:
             self.last_end_s = None
         else:
             self.last_end_s = max(self.last_end_s, end_s)
+        self._started[id(run)] = (now_s - run.arrival_s, node, containers)
         self._book(node, containers, end_s=end_s)
 
-    def result(self) -> PolicyResult:
+    def pods(self) -> tuple[PodOutcome, ...]:
+        """Return the arrivals in order."""
+        return tuple(self._outcome(run) for run in self._history.arrivals)
+
+    def _outcome(self, run: Run) -> PodOutcome:
+        waited_s = max(0.0, self._history.until_s - run.arrival_s)
+        wait_s, node, containers = self._started.get(id(run), (waited_s, "", ()))
+        return PodOutcome(
+            namespace=run.request.namespace,
+            pod=run.request.name,
+            node=node,
+            devices=tuple(share.uuid for one in containers for share in one.shares),
+            wait_s=round(wait_s, 3),
+        )
+
+    def result(self, prices: Prices) -> PolicyResult:
         """Return the figures."""
         until_s, arrivals = self._history.until_s, self._history.arrivals
         waits_s = sorted(
-            self.waits_s + [max(0.0, until_s - one.run.start_s) for one in self.waiting]
+            self.waits_s + [max(0.0, until_s - one.run.arrival_s) for one in self.waiting]
         )
         makespan_s = None
         if arrivals and self.last_end_s is not None and not self.waiting:
-            makespan_s = round(self.last_end_s - arrivals[0].start_s, 3)
+            makespan_s = round(self.last_end_s - arrivals[0].arrival_s, 3)
         meter = self.meter
         return PolicyResult(
             policy=None
@@ -331,6 +431,8 @@ class _World:
             devices_free_mean=_mean(meter.free_s, meter.measured_s),
             stranded_mean=_mean(sum(meter.stranded), len(meter.stranded)),
             makespan_s=makespan_s,
+            device_hours=round(sum(meter.used_s_by_model.values()) / _HOUR_S, 4),
+            cost=_cost(meter.used_s_by_model, prices),
             series=Series(
                 devices_used=tuple(meter.used),
                 devices_free=tuple(meter.free),
@@ -353,6 +455,8 @@ class _Meter:
         self.full_s = self.in_use_s = self.free_s = self.measured_s = 0.0
         self.full_peak = 0.0
         self.used_peak = 0
+        self.used_s_by_model: dict[str, float] = {}
+        """Seconds of devices in use."""
         self.used: list[int] = []
         self.free: list[int] = []
         self.full: list[float] = []
@@ -378,6 +482,9 @@ class _Meter:
         self.free_s += for_s * (full.devices - full.devices_used)
         self.used_peak = max(self.used_peak, full.devices_used)
         if full.devices_used:
+            for model, count in used_by_model(self.table).items():
+                before_s = self.used_s_by_model.get(model, 0.0)
+                self.used_s_by_model[model] = before_s + for_s * count
             self.in_use_s += for_s
             self.full_s += for_s * full.used_devices_full
             self.full_peak = max(self.full_peak, full.used_devices_full)
@@ -396,6 +503,18 @@ class _Meter:
 def _picked(table: DeviceTable, request: PodRequest, node: str) -> Placement | None:
     placement = pick(table, request, node)
     return placement if isinstance(placement, Placement) else None
+
+
+def _cost(used_s_by_model: Mapping[str, float], prices: Prices) -> float | None:
+    """Return the price of the devices in use."""
+    if not prices.currency:
+        return None
+    micros = prices.micros()
+    total = sum(
+        seconds / _HOUR_S * (micros(model) or 0)
+        for model, seconds in sorted(used_s_by_model.items())
+    )
+    return round(total / MICRO, 4)
 
 
 def _mean(total: float, count: float) -> float:

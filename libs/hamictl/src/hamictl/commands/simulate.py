@@ -159,6 +159,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     multiple=True,
     help="ResourceQuotas to add to the snapshot's; the same name replaces one.",
 )
+@options.prices_option
 @click.option("--strict", is_flag=True, help="Exit with 1 if a pod is refused.")
 @options.scheduler_option
 @options.format_option
@@ -171,6 +172,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
     policy: tuple[str, ...],
     queues_file: Path | None,
     quota_files: tuple[Path, ...],
+    prices_file: Path | None,
     strict: bool,  # noqa: FBT001 - click passes flags so
     scheduler: str,
     format_: str,
@@ -179,6 +181,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
 
     Pods that do not fit are listed with their refusals and the closest fit.
     """
+    if prices_file is not None and not since:
+        message = "--prices needs --since"
+        raise InputRefused(message)
     if since or drained:
         others = (snapshot_file, pod_files, growth, queues_file, quota_files)
         if any((*others, since and drained, drained and policy)):
@@ -188,7 +193,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - click passes them by name
             )
             raise InputRefused(message)
         if since:
-            refused = policies.compare(scheduler, since, policy, format_)
+            refused = policies.compare(scheduler, since, policy, prices_file, format_)
         else:
             refused = _drain(scheduler, drained, format_)
     elif snapshot_file is not None:

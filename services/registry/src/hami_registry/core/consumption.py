@@ -19,6 +19,7 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import UsageRecord
 from hami_common.model.placement import Booked
+from hami_common.model.prices import MICRO, Prices
 from hami_registry.core.lifetimes import (
     MS,
     DeviceKey,
@@ -40,7 +41,6 @@ from hami_registry.core.metering import (
     use_of,
     within,
 )
-from hami_registry.core.prices import MICRO, Prices
 
 By = Literal["namespace", "queue", "model", "node", "pod"]
 NS: Final = 1_000_000_000

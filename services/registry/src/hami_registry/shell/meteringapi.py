@@ -20,6 +20,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import UsageRecord
+from hami_common.model.prices import Prices
 from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.natsio.history import FILTERS_MOST, Event, History
@@ -28,7 +29,6 @@ from hami_common.runtime.places import Places
 from hami_common.units import whole
 from hami_registry.core.consumption import BYS, By, Consumption, IdleList, Meter, interval
 from hami_registry.core.lifetimes import lives
-from hami_registry.core.prices import Prices
 from hami_registry.core.projection import Projection
 
 T = TypeVar("T", bound=Struct)

@@ -20,7 +20,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from hami_common.errors import RequestInvalid, TooManyRequests, WireInvalid
+from hami_common.errors import RequestInvalid, SettingsInvalid, TooManyRequests, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
@@ -167,6 +167,7 @@ class WhatIf:
     async def policy(self, request: Request) -> Response:
         with self._alone(request):
             question = await anyio.to_thread.run_sync(_decoded, request.body, PolicyQuestion)
+            _check_prices(question)
             limit_s = self._settings.whatif_policy_s
             check = _deadline(limit_s, "hours", "ask for fewer hours")
             await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
@@ -189,7 +190,8 @@ class WhatIf:
                     arrivals_most=PLACEMENTS_MOST // len(question.policies),
                 )
                 policies = [one.over(self._settings.policy) for one in question.policies]
-                return msgspec.json.encode(compare(history, policies, check=check))
+                compared = compare(history, policies, check=check, prices=question.prices)
+                return msgspec.json.encode(compared)
 
             return Response(body=await anyio.to_thread.run_sync(computed))
 
@@ -303,6 +305,13 @@ def _decoded(body: bytes, kind: type[Question]) -> Question:
         raise RequestInvalid(
             field="body", problem=str(error), fix="see docs/openapi/scheduler.json"
         ) from error
+
+
+def _check_prices(question: PolicyQuestion) -> None:
+    try:
+        question.prices.check()
+    except SettingsInvalid as error:
+        raise RequestInvalid(field=error.field, problem=error.problem, fix=error.fix) from error
 
 
 def _items(pages: Sequence[bytes]) -> Iterator[Document]:
