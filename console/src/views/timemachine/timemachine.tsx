@@ -26,6 +26,7 @@ import {
   Status,
   Table,
 } from "../../ui/index.ts";
+import { formatMoney } from "../usage/range.ts";
 import { type Holder, holdersOf } from "./holders.ts";
 import { changeOf, nameOf, seriesOf } from "./results.ts";
 import "../whatif/whatif.css";
@@ -36,6 +37,7 @@ const DEVICE_POLICIES = ["spread", "binpack", "numa", "mutex", "topology-aware"]
 
 export function TimeMachineView() {
   const comparison = useAsk("/v1/whatif/policy");
+  const config = useGet("/v1/config");
   return (
     <Page title={t("timemachine.title")} intro={t("timemachine.intro")}>
       <Card title={t("timemachine.question")}>
@@ -48,6 +50,7 @@ export function TimeMachineView() {
               comparison.ask({
                 hours: Number(form.get("hours")),
                 policies: [choiceOf(form, "a"), choiceOf(form, "b")],
+                ...(config.data ? { prices: config.data.prices } : {}),
               });
             }}
           >
@@ -260,7 +263,7 @@ function Comparison({ answer }: { answer: Scheduler.PolicyComparison }) {
         <Table
           label={t("timemachine.results")}
           rows={all}
-          columns={columns(label)}
+          columns={columns(label, answer.currency)}
           rowKey={label}
         />
         <p class="placeholder">{t("timemachine.limits")}</p>
@@ -296,6 +299,7 @@ function Comparison({ answer }: { answer: Scheduler.PolicyComparison }) {
 
 function columns(
   label: (result: Scheduler.PolicyResult) => string,
+  currency: string,
 ): Column<Scheduler.PolicyResult>[] {
   const count = (key: "placed_at_once" | "waited" | "never_placed", title: string) => ({
     key,
@@ -338,5 +342,27 @@ function columns(
       ),
     },
     fraction("stranded_mean", t("timemachine.stranded")),
+    {
+      key: "hours",
+      title: t("timemachine.hours"),
+      align: "right",
+      value: (one) => one.device_hours,
+      cell: (one) => (
+        <span class="amount">{formatNumber(one.device_hours, language.value, 1)}</span>
+      ),
+    },
+    ...(currency
+      ? [
+          {
+            key: "cost",
+            title: t("timemachine.cost"),
+            align: "right" as const,
+            value: (one: Scheduler.PolicyResult) => one.cost,
+            cell: (one: Scheduler.PolicyResult) => (
+              <span class="amount">{formatMoney(one.cost, currency, language.value)}</span>
+            ),
+          },
+        ]
+      : []),
   ];
 }

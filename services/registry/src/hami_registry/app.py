@@ -197,6 +197,7 @@ class _Parts:
             ),
             questions=questions,
             clock=context.clock,
+            prices=lambda: self.metering_api.prices,
         )
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from hami_common.bus import subjects
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
 from hami_common.events.asking import Finding
+from hami_common.model.prices import Prices
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, StreamedResponse, accepts_gzip
@@ -83,7 +84,7 @@ class WaitingList(Struct, frozen=True, kw_only=True):
 
 
 class ConfigView(Struct, frozen=True, kw_only=True):
-    """The device configuration in use."""
+    """The device configuration and the prices in use."""
 
     generation: int
     """Incremented with each accepted change; canonical devices carry the generation they were made
@@ -94,6 +95,8 @@ class ConfigView(Struct, frozen=True, kw_only=True):
     problem: str
     """Reason why the present content of the file is not in use; empty when it is."""
     config: DeviceConfig
+    prices: Prices
+    """Prices of device time, of the settings."""
 
 
 _NODE = Parameter(name="node", place="path", text="Name of the node.")
@@ -263,7 +266,10 @@ OPERATIONS: tuple[Operation, ...] = (
         errors={429: "The caller has as many such requests open as one caller may have."},
     ),
     Operation(
-        path="/v1/config", name="config", text="The device configuration in use.", answer=ConfigView
+        path="/v1/config",
+        name="config",
+        text="The device configuration and the prices in use.",
+        answer=ConfigView,
     ),
     Operation(
         path="/v1/watch",
@@ -310,8 +316,12 @@ class Api:
         system: System,
         questions: Places,
         clock: Clock,
+        prices: Callable[[], Prices] = Prices,
     ) -> None:
-        """``questions`` bounds the concurrent requests that query the agents of all nodes."""
+        """``questions`` bounds the concurrent requests that query the agents of all nodes.
+
+        ``prices`` returns those in force.
+        """
         self._views = views
         self._projection = views.projection
         self._fleet = fleet
@@ -322,6 +332,7 @@ class Api:
         self._quarantined = system.quarantined
         self._questions = questions
         self._clock = clock
+        self._prices = prices
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
         """Return every operation as a route of the HTTP server."""
@@ -456,6 +467,7 @@ class Api:
                 file=self._config_file.path,
                 problem=self._config_file.problem,
                 config=self._writer.inventory.config,
+                prices=self._prices(),
             )
         )
 

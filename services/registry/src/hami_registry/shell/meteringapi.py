@@ -137,7 +137,7 @@ class MeteringApi:
     def use(self, prices: Prices) -> None:
         """Apply these prices from now on; ``SettingsInvalid``, without any change, for bad ones."""
         prices.check()
-        self._prices = prices
+        self.prices = prices
 
     async def consumption(self, request: Request) -> Response:
         """See ``OPERATIONS``, as for all methods that follow."""
@@ -201,7 +201,7 @@ class MeteringApi:
                 usage=usage,
                 from_s=from_s,
                 to_s=to_s,
-                prices=self._prices,
+                prices=self.prices,
             )
 
         return await anyio.to_thread.run_sync(meter), cut or cut_devices or cut_usage
