@@ -398,6 +398,7 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
         ),
         proxied=gate.proxied,
     )
+    parts.api.ask_scheduler = gateway.forward
     cordons = CordonApi(
         projection=parts.views.projection,
         connect_as=lambda token: kubeio.connect_as(

@@ -77,7 +77,15 @@ from hami_scheduler.shell.kueue import Placement
 from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
 from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
-from hami_scheduler.shell.pastevents import PastEvents, nothing_stored, past_events
+from hami_scheduler.shell.moments import Moments
+from hami_scheduler.shell.pastevents import (
+    PastEvents,
+    StoredEvents,
+    no_events,
+    nothing_stored,
+    past_events,
+    stored_events,
+)
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.podways import PodWays
@@ -127,6 +135,8 @@ class World(Struct, frozen=True, kw_only=True):
     """Sends a request to the agent of a node."""
     past: PastEvents = nothing_stored
     """Reads the ledger and the devices of the last days."""
+    stored: StoredEvents = no_events
+    """Reads all stored events of some subjects."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -339,6 +349,7 @@ class Scheduler:
             settings=settings,
             writer=writer,
         )
+        self.moments = Moments(state=state, stored=world.stored, settings=settings)
         self.pod_ways = PodWays(
             state=state, kube=world.kube, take=self.what_if.take, settings=settings
         )
@@ -653,6 +664,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 is_connected=lambda: bus.is_connected,
                 ask=partial(_ask, bus),
                 past=partial(past_events, bus, context.clock),
+                stored=partial(stored_events, bus, context.clock),
             ),
             keys=keys,
             registry=context.registry,
@@ -668,6 +680,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             **scheduler.what_if.routes(),
             **scheduler.pod_ways.routes(),
             **scheduler.defrag.routes(),
+            **scheduler.moments.routes(),
         }
         pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:

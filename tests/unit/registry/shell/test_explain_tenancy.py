@@ -11,6 +11,7 @@ from hami_common.events.decision import (
     Amounts,
     DecisionRecord,
     DeviceHolder,
+    Moment,
     RefusedDevice,
     RefusedNode,
 )
@@ -41,16 +42,14 @@ OTHER = DeviceHolder(
 )
 
 
-async def explained(*, sees_everything: bool) -> Any:
-    projection = Projection(liveness_s=15)
-    projection.decision_seen(refused(OTHER, OWN))
+def api_of(projection: Projection) -> Api:
     bucket = SimpleNamespace(sequence=1)
     views: Any = SimpleNamespace(
         projection=projection, ledger=bucket, states=bucket, devices=bucket
     )
     nothing: Any = None
     system: Any = SimpleNamespace(quarantined=nothing)
-    api = Api(
+    return Api(
         views=views,
         fleet=nothing,
         writer=nothing,
@@ -61,19 +60,28 @@ async def explained(*, sees_everything: bool) -> Any:
         clock=nothing,
     )
 
+
+def asked(*, sees_everything: bool, **query: str) -> Request:
     async def sees() -> bool:
         return sees_everything
 
     request = Request(
         method="GET",
         path="/v1/explain/team-a/train",
-        query={},
+        query=query,
         headers={},
         body=b"",
         params={"namespace": "team-a", "pod": "train"},
     )
     request.sees_everything = sees
-    response = await api.explain(request)
+    return request
+
+
+async def explained(*, sees_everything: bool) -> Any:
+    projection = Projection(liveness_s=15)
+    projection.decision_seen(refused(OTHER, OWN))
+    api = api_of(projection)
+    response = await api.explain(asked(sees_everything=sees_everything))
     assert isinstance(response, Response)
     return msgspec.json.decode(response.body)["decisions"][0]["closest"][0]["devices"][0]["holders"]
 
@@ -93,3 +101,34 @@ def test_decisions_that_led_to_another_are_narrowed_too() -> None:
     assert b"team-b" not in msgspec.json.encode(bind.for_namespace())
     plain = refused(OWN)
     assert plain.for_namespace() is plain
+
+
+async def test_a_past_time_is_answered_by_the_scheduler_and_narrowed() -> None:
+    decision = refused(OTHER)
+    moment = Moment(
+        decision=decision,
+        nodes=decision.closest,
+        nodes_feasible=0,
+        compared=1,
+        differing=(),
+        assumed=0,
+    )
+
+    async def scheduler(request: Request) -> Response:
+        if request.query["at"] == "never":
+            return Response(body=b"{}", status=404)
+        return Response(body=msgspec.json.encode(moment))
+
+    api = api_of(Projection(liveness_s=15))
+    api.ask_scheduler = scheduler
+    for sees_everything, name in ((True, "secret"), (False, None)):
+        response = await api.explain(asked(sees_everything=sees_everything, at="2026-01-31T08:00Z"))
+        assert isinstance(response, Response)
+        found = msgspec.json.decode(response.body)["moment"]
+        (holder,) = found["nodes"][0]["devices"][0]["holders"]
+        assert holder.get("name") == name
+        (same,) = found["decision"]["closest"][0]["devices"][0]["holders"]
+        assert same.get("name") == name
+    response = await api.explain(asked(sees_everything=True, at="never"))
+    assert isinstance(response, Response)
+    assert response.status == 404

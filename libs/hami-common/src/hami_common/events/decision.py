@@ -39,6 +39,7 @@ from hami_common.bounds import (
     Word,
 )
 from hami_common.model.placement import ContainerShares
+from hami_common.model.request import PodRequest
 
 NODES_LISTED = 64
 NODES_DETAILED = 16
@@ -205,6 +206,9 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For a refused ``filter``: the nodes closest to taking the pod, the closest first."""
     scores: ScoreDetail | None = None
     """For ``prioritize``: reason for the order of the best nodes and devices."""
+    request: PodRequest | None = None
+    """For ``filter``: the devices that the pod requests, with its policy, as the scheduler read it.
+    """
     node: Name = ""
     allocation_id: Uid = ""
     ledger_seq: Sequence = 0
@@ -240,6 +244,33 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if before == self.before and closest == self.closest:
             return self
         return replace(self, before=before, closest=closest)
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """All nodes at the time of a recorded filter, computed again from stored events."""
+
+    decision: DecisionRecord
+    """The newest filter recorded at or before the requested time."""
+    nodes: tuple[RefusedNode, ...]
+    """Refused nodes, the closest first, then those that fit, with an empty ``code``."""
+    nodes_feasible: Count
+    compared: Count
+    """Nodes that the record names with a verdict."""
+    differing: tuple[Name, ...]
+    """Compared nodes whose verdict or devices differ: stored events contain neither silent agents,
+    faults between two reports nor withheld nodes.
+    """
+    assumed: Count
+    """Nodes and allocations whose state then is not stored: the next known one is used."""
+
+    def for_namespace(self) -> "Moment":
+        """Return it for readers of the pod's namespace only, see ``DecisionRecord``."""
+        namespace = self.decision.namespace
+        return replace(
+            self,
+            decision=self.decision.for_namespace(),
+            nodes=tuple(_for_namespace(node, namespace) for node in self.nodes),
+        )
 
 
 def _for_namespace(node: RefusedNode, namespace: str) -> RefusedNode:

@@ -114,6 +114,10 @@ class Details:
                 break
         return tuple(kept)
 
+    def every_node(self) -> Iterator[RefusedNode]:
+        """Format all nodes, the closest first, without a bound on the size of all together."""
+        yield from map(self._node, self._nodes())
+
     def _evaluated(self) -> dict[str, list[_Device]]:
         """Return the devices by node."""
         return {name: some for one in self._copied for name, some in one.devices(self._plan)}

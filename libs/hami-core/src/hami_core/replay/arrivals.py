@@ -40,6 +40,8 @@ class Put(Struct, frozen=True, kw_only=True):
 
     time_s: float
     devices: NodeDevices
+    revision: int = 0
+    """Sequence in the bucket; 0: not known."""
 
 
 class Run(Struct, frozen=True, kw_only=True):

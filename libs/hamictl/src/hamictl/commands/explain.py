@@ -6,7 +6,7 @@ score. The current verdict of a pending pod, and the ways to start it, are compu
 scheduler's core on a snapshot, quotas and queues included, on the nodes that the pod's own
 constraints allow. Those, and the pods that could be moved, are read from the Kubernetes API. Gangs
 are not in a snapshot: their refusals appear only in recorded decisions. A ResourceClaim has a
-verdict in its status.
+verdict in its status. With ``--at`` the scheduler computes all nodes of a recorded decision.
 """
 
 import time
@@ -29,6 +29,7 @@ from hami_common.events.decision import (
     DecisionRecord,
     DeviceHolder,
     DeviceTerms,
+    Moment,
     NodeTerms,
     RefusedDevice,
     RefusedNode,
@@ -103,6 +104,13 @@ def explain() -> None:
 @options.pod_namespace_option
 @click.option("--node", default="", help="Also show the verdict for each device of this node.")
 @click.option(
+    "--at",
+    default="",
+    metavar="TIME",
+    help="Explain the newest recorded decision at or before this time (RFC 3339, or a time before "
+    "now such as 90m, 24h or 7d), on all nodes, or on --node.",
+)
+@click.option(
     "--snapshot",
     "snapshot_file",
     type=click.Path(path_type=Path),
@@ -123,6 +131,7 @@ def pod(  # noqa: PLR0913, PLR0917 - click passes them by name
     name: str,
     namespace: str,
     node: str,
+    at: str,
     snapshot_file: Path | None,
     pod_files: tuple[Path, ...],
     scheduler: str,
@@ -131,6 +140,19 @@ def pod(  # noqa: PLR0913, PLR0917 - click passes them by name
     format_: str,
 ) -> None:
     """Explain a pod's placement, or the closest fit if it is pending."""
+    if at:
+        if snapshot_file is not None:
+            raise click.UsageError("--at reads stored events: leave out --snapshot")
+        moment = client.read(
+            Moment,
+            scheduler,
+            f"/v1/explain/{namespace}/{name}",
+            at=options.time_of(at, field="--at"),
+            node=node,
+        )
+        if not output.structured(moment, format_):
+            _show_moment(moment, is_wide=format_ == "wide")
+        return
     if pod_files and snapshot_file is None:
         raise click.UsageError("--pods needs --snapshot; without it the cluster's pods are read")
     answer = explain_pod(
@@ -211,6 +233,28 @@ def explain_claim(namespace: str, name: str, *, registry: str, kubeconfig: str) 
         now=now,
         problem=problem,
     )
+
+
+def _show_moment(moment: Moment, *, is_wide: bool) -> None:
+    decision = moment.decision
+    click.echo(f"Pod {decision.namespace}/{decision.pod}")
+    _show_history((), [replace(decision, closest=())], is_wide=is_wide)
+    refused = len(moment.nodes) - moment.nodes_feasible
+    click.echo(f"  then: {moment.nodes_feasible} nodes fit, {refused} refuse, device by device:")
+    _show_nodes(moment.nodes)
+    if moment.differing:
+        named = ", ".join(moment.differing)
+        click.echo(
+            f"  {len(moment.differing)} of {moment.compared} recorded nodes differ: {named}; "
+            "silent agents, faults and withheld nodes are not in stored events"
+        )
+    else:
+        click.echo(f"  All {moment.compared} recorded nodes are equal.")
+    if moment.assumed:
+        click.echo(
+            f"  {moment.assumed} nodes or allocations are older than the stored events: "
+            "their next known state is shown"
+        )
 
 
 def _show_now(answer: PodExplanation) -> None:
@@ -307,8 +351,14 @@ def _show_history(
 def _show_closest(nodes: Sequence[RefusedNode], *, is_wide: bool) -> None:
     shown = nodes if is_wide else nodes[:NODES_SHOWN]
     click.echo("    closest nodes, device by device:")
+    _show_nodes(shown)
+    if len(shown) < len(nodes):
+        click.echo(f"    and {len(nodes) - len(shown)} more: see -o wide")
+
+
+def _show_nodes(nodes: Sequence[RefusedNode]) -> None:
     rows: list[list[object]] = []
-    for node in shown:
+    for node in nodes:
         rows += [
             [
                 f"    {node.node}",
@@ -325,8 +375,6 @@ def _show_closest(nodes: Sequence[RefusedNode], *, is_wide: bool) -> None:
     headings = ["    NODE", "DEVICE", "REFUSAL", "WANTED", "FREE", "HELD BY"]
     rows = [[*row, *[""] * (len(headings) - len(row))] for row in rows]
     output.table(headings, rows, empty="")
-    if len(shown) < len(nodes):
-        click.echo(f"    and {len(nodes) - len(shown)} more: see -o wide")
 
 
 def _wanted(amounts: Amounts) -> str:

@@ -225,5 +225,5 @@ def _junit(reports: Sequence[Report]) -> bytes:
                 text = "\n".join(f"{check.text}: {check.problem}" for check in broken)
                 failure = ET.SubElement(case, "failure", message=broken[0].text)
                 failure.text = text
-    text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
-    return text
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document

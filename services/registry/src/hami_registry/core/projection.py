@@ -19,7 +19,7 @@ from hami_common.events.allocation import (
     StateRecord,
     joined_state,
 )
-from hami_common.events.decision import DecisionRecord
+from hami_common.events.decision import DecisionRecord, Moment
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.isolation import Isolation, isolation_of
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
@@ -113,10 +113,16 @@ class ExplainView(Struct, frozen=True, kw_only=True):
     ``PODS_DETAILED`` pods.
     """
     allocations: tuple[AllocationView, ...]
+    moment: Moment | None = None
+    """With a time: all nodes at the newest recorded filter up to it."""
 
     def for_namespace(self) -> "ExplainView":
         """Return it for readers of this namespace only, see ``DecisionRecord.for_namespace``."""
-        return replace(self, decisions=tuple(one.for_namespace() for one in self.decisions))
+        return replace(
+            self,
+            decisions=tuple(one.for_namespace() for one in self.decisions),
+            moment=self.moment.for_namespace() if self.moment is not None else None,
+        )
 
 
 class Stored(Struct, frozen=True, kw_only=True):
@@ -185,7 +191,8 @@ class Projection:
         """
         key = (decision.namespace, decision.pod)
         kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
-        for one in decision.unfolded():
+        for full in decision.unfolded():
+            one = replace(full, request=None) if full.request is not None else full
             plain = _plain(one)
             if plain not in kept:
                 kept.appendleft(plain)

@@ -8,13 +8,16 @@ the answer. The table ``OPERATIONS`` is also the source of ``/openapi.json``.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 
 import msgspec
 from msgspec import Struct, structs
 
 from hami_common.bus import subjects
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
+from hami_common.events import codec
 from hami_common.events.asking import Finding
+from hami_common.events.decision import Moment
 from hami_common.model.prices import Prices
 from hami_common.model.quarantine import QuarantinedObject
 from hami_common.ports import Clock
@@ -153,11 +156,25 @@ OPERATIONS: tuple[Operation, ...] = (
         name="explain",
         text=(
             "Why a pod is where it is, or is nowhere. Holders of devices in other namespaces are "
-            "named only to callers who may read nodes and the pods of all namespaces."
+            "named only to callers who may read nodes and the pods of all namespaces. With at: the "
+            "scheduler computes all nodes and devices of that time from stored events, with the "
+            "recorded request, and compares them with the record."
         ),
         answer=ExplainView,
-        parameters=(_NAMESPACE, _POD),
-        errors={404: "Nothing is known about a pod of this name."},
+        parameters=(
+            _NAMESPACE,
+            _POD,
+            Parameter(
+                name="at",
+                place="query",
+                text="Time as RFC 3339: the newest recorded filter at or before it.",
+            ),
+            Parameter(name="node", place="query", text="With at: only this node."),
+        ),
+        errors={
+            404: "Nothing is known about a pod of this name.",
+            429: "The caller, or the scheduler, has as many such requests open as allowed.",
+        },
     ),
     Operation(
         path="/v1/waiting",
@@ -299,13 +316,17 @@ def _is_clusterwide(request: Request) -> bool:
     return not request.query.get("namespace")
 
 
+async def _no_scheduler(request: Request) -> Response:
+    raise Unavailable(peer="the scheduler", detail=f"{request.path}: no gateway to it")
+
+
 Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
 
 
 class Api:
     """Handlers of the operations."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the service, by name
         self,
         *,
         views: Views,
@@ -333,6 +354,8 @@ class Api:
         self._questions = questions
         self._clock = clock
         self._prices = prices
+        self.ask_scheduler: Callable[[Request], Awaitable[Response]] = _no_scheduler
+        """Forwards a request to the scheduler."""
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
         """Return every operation as a route of the HTTP server."""
@@ -392,6 +415,13 @@ class Api:
     async def explain(self, request: Request) -> Response:
         namespace, pod = request.params["namespace"], request.params["pod"]
         found = self._projection.explain(namespace, pod)
+        if "at" in request.query:
+            answer = await self.ask_scheduler(request)
+            if answer.status != HTTPStatus.OK:
+                return answer
+            moment = codec.decode(bytes(answer.body), Moment, what="answer of the scheduler")
+            empty = ExplainView(namespace=namespace, pod=pod, decisions=(), allocations=())
+            found = structs.replace(found or empty, moment=moment)
         if found is None:
             raise NotFound(what=f"pod {namespace}/{pod}")
         return self._json(found if await request.sees_everything() else found.for_namespace())

@@ -115,9 +115,10 @@ class Gateway:
 
     def guarded(self, gate_: Gate) -> dict[Route, Handler]:
         """Return the routes behind the scheduler's rules."""
-        return gate_.guarded(dict.fromkeys(FORWARDED, self._forward))
+        return gate_.guarded(dict.fromkeys(FORWARDED, self.forward))
 
-    async def _forward(self, request: Request) -> Response:
+    async def forward(self, request: Request) -> Response:
+        """Return the scheduler's answer to an authorized request."""
         if not self._address.url:
             raise Unavailable(
                 peer=_PEER, detail="this registry does not know its address: set scheduler_url"

@@ -159,14 +159,14 @@ class Extender:
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         answer = self._holds.room(request, owners_of(pod), names)
         if answer is not None:
-            return self._answered(pod, candidates, answer, begin)
+            return self._answered(pod, request, candidates, answer, begin)
         if gang is not None:
             answer = await self._gangs.admit(gang, pod, request, names)
             self._state.require_complete()
         else:
             answer = self._preemption.room(pod, request, names)
         if answer is not None:
-            return self._answered(pod, candidates, answer, begin)
+            return self._answered(pod, request, candidates, answer, begin)
         fitting = self._core.answer(FilterAsked(request=request), names)
         if gang is None and not len(fitting.left):
             self._preemption.consider(pod, request, names)
@@ -183,6 +183,7 @@ class Extender:
                 nodes_feasible=len(filtered.left),
                 nodes_named=len(named) if named is not filtered.left else 0,
                 refusals=classes,
+                request=request,
             ),
             begin,
             look=None if len(filtered.left) else partial(self._core.details, request, filtered),
@@ -211,7 +212,12 @@ class Extender:
         return self._core.answer(ShortlistAsked(request=request, count=most, near=near))
 
     def _answered(
-        self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float
+        self,
+        pod: PodView,
+        request: PodRequest,
+        candidates: wire.Candidates,
+        answer: Answer,
+        begin: float,
     ) -> bytes | bytearray:
         """Encode the reply where a share is reserved for the pod, or other pods must act first."""
         names = candidates.names
@@ -234,6 +240,7 @@ class Extender:
                 nodes_considered=len(names),
                 nodes_feasible=len(left),
                 refusals=refusals,
+                request=request,
             ),
             begin,
         )

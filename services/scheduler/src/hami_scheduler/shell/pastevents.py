@@ -23,12 +23,14 @@ EVENTS_MOST: Final = 100_000
 EVENTS_MIB: Final = 128
 
 _ALLOCATION, _DEVICE = "allocation", "device"
-_FILTERS: Final = tuple(
+FILTERS: Final = tuple(
     family.subject_filter for family in FAMILIES if family.word in (_ALLOCATION, _DEVICE)
 )
 
 PastEvents = Callable[[float, float], Awaitable[Sequence[Event]]]
 """Returns the events from at least a time on (or all that are stored), within seconds."""
+StoredEvents = Callable[[Sequence[str], float], Awaitable[Sequence[Event]]]
+"""Returns all stored events of some subjects, within seconds."""
 
 
 async def nothing_stored(from_s: float, limit_s: float) -> Sequence[Event]:
@@ -50,7 +52,7 @@ async def past_events(bus: Bus, clock: Clock, from_s: float, limit_s: float) -> 
         clock=clock,
     )
     for since_s in (None, from_s - max(0.0, clock.now_s() - from_s), from_s):
-        async with reader.read(_FILTERS, since_s=since_s) as reading:
+        async with reader.read(FILTERS, since_s=since_s) as reading:
             if reading.pending > EVENTS_MOST:
                 continue
             events = [event async for event in reading]
@@ -62,6 +64,39 @@ async def past_events(bus: Bus, clock: Clock, from_s: float, limit_s: float) -> 
         problem=f"the period has more than {EVENTS_MOST} events of the ledger and devices",
         fix="ask for fewer hours",
     )
+
+
+async def stored_events(
+    bus: Bus, clock: Clock, filters: Sequence[str], limit_s: float
+) -> Sequence[Event]:
+    """Return all stored events of some subjects; ``RequestInvalid`` beyond a bound."""
+    reader = History(
+        bus, bounds=Bounds(messages=EVENTS_MOST, mib=EVENTS_MIB, time_s=limit_s), clock=clock
+    )
+    async with reader.read(filters) as reading:
+        events = [event async for event in reading]
+    if reading.cut:
+        raise RequestInvalid(
+            field="query parameter at",
+            problem=f"the stored events exceed a bound: {reading.cut.partition(';')[0]}",
+            fix="use hamictl replay with the log of stimulus_log_dir",
+        )
+    return events
+
+
+async def no_events(filters: Sequence[str], limit_s: float) -> Sequence[Event]:
+    """Return no event, for a bus without a stream."""
+    del filters, limit_s
+    return ()
+
+
+def numbered(events: Sequence[Event]) -> list[tuple[int, AllocationRecord]]:
+    """Return the records of the ledger with their sequences, in order."""
+    return [
+        (event.source_sequence, record)
+        for event in events
+        if event.word == _ALLOCATION and (record := event.record(AllocationRecord)) is not None
+    ]
 
 
 def decoded(events: Sequence[Event]) -> tuple[list[AllocationRecord], list[Put]]:
@@ -76,7 +111,7 @@ def decoded(events: Sequence[Event]) -> tuple[list[AllocationRecord], list[Put]]
             continue
         devices = event.record(NodeDevices) if event.data else _removed(event.subject)
         if devices is not None:
-            puts.append(Put(time_s=event.stored_s, devices=devices))
+            puts.append(Put(time_s=event.stored_s, devices=devices, revision=event.source_sequence))
     return records, puts
 
 

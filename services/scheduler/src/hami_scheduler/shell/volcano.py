@@ -185,6 +185,7 @@ class VolcanoExtender:
                     nodes_considered=considered,
                     nodes_feasible=left,
                     refusals=classes,
+                    request=request,
                 ),
                 begin,
                 look=None if left else partial(self._core.details, request, verdict),

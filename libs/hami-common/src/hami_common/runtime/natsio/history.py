@@ -43,6 +43,7 @@ INACTIVE_S: Final = 5.0
 FILTERS_MOST: Final = 64
 """Filter subjects of one consumer; the server compares each message with all of them."""
 MIB_SHIFT: Final = 20
+_SOURCE_HEADER: Final = "Nats-Stream-Source"
 LATEST_S: Final = 9e9
 """Year 2255; the server counts nanoseconds in 64 bits, and starts at the oldest event beyond."""
 
@@ -59,6 +60,8 @@ class Event(Struct, frozen=True, kw_only=True):
     """CloudEvents attributes (docs/events.md)."""
     data: bytes
     """Payload, JSON."""
+    source_sequence: int = 0
+    """Sequence in the stream of the bucket from which it was copied; 0: it was not."""
 
     @property
     def word(self) -> str:
@@ -264,7 +267,13 @@ def _event(message: Message, sequences: Sequences) -> Event:
         subject=message.subject,
         headers=user_headers(message),
         data=message.data,
+        source_sequence=_source_sequence(message.headers.get(_SOURCE_HEADER, "")),
     )
+
+
+def _source_sequence(origin: str) -> int:
+    """Return the sequence in ``<stream> <sequence> …``, as the server names the origin."""
+    return int(number) if (number := origin.partition(" ")[2].partition(" ")[0]).isdigit() else 0
 
 
 def _from_time(since_s: float) -> dict[str, Any]:
