@@ -47,6 +47,7 @@ ONE: Mapping[str, set[str]] = {
     "/v1/waiting": _TENANTS | _READERS,
     "/v1/workloads/{namespace}/{pod}": _TENANTS | _READERS,
     "/v1/whatif/pods/{namespace}/{pod}": _TENANTS | _READERS,
+    "/v1/whatif/moments/{namespace}/{pod}": _TENANTS | _READERS,
     "/v1/quarantine": _TENANTS | _READERS,
     "/v1/watch": _TENANTS | _READERS,
     "/v1/events": _TENANTS | _READERS,

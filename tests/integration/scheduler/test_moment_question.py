@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/explain`` of the scheduler rebuilds a refusal from the events of a real stream."""
+"""``/v1/whatif/moments`` rebuilds a refusal from the events of a real stream."""
 
 import json
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def test_a_past_refusal_has_all_nodes_and_equals_the_record(site: Site) ->
 
         async def ask(at_s: float, **query: str) -> tuple[int, dict[str, Any]]:
             at = datetime.fromtimestamp(at_s, tz=UTC).isoformat()
-            url = f"{scheduler.url}/v1/explain/default/train"
+            url = f"{scheduler.url}/v1/whatif/moments/default/train"
             async with http.get(url, params={"at": at, **query}) as response:
                 return response.status, json.loads(await response.read())
 

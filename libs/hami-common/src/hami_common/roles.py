@@ -92,6 +92,7 @@ ROUTES: Final[Mapping[Route, Rule]] = {
     ("GET", "/v1/waiting"): _ALLOCATIONS,
     ("GET", "/v1/workloads/{namespace}/{pod}"): _ALLOCATIONS,
     ("GET", "/v1/whatif/pods/{namespace}/{pod}"): _ALLOCATIONS,
+    ("GET", "/v1/whatif/moments/{namespace}/{pod}"): _ALLOCATIONS,
     ("GET", "/v1/quarantine"): _ALL_NAMESPACES,
     ("GET", "/v1/watch"): _ALL_NAMESPACES,
     ("GET", "/v1/events"): _ALL_NAMESPACES,

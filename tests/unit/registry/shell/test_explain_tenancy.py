@@ -114,7 +114,8 @@ async def test_a_past_time_is_answered_by_the_scheduler_and_narrowed() -> None:
         assumed=0,
     )
 
-    async def scheduler(request: Request) -> Response:
+    async def scheduler(request: Request, path: str) -> Response:
+        assert path == "/v1/whatif/moments/team-a/train"
         if request.query["at"] == "never":
             return Response(body=b"{}", status=404)
         return Response(body=msgspec.json.encode(moment))

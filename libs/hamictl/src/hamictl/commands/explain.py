@@ -146,7 +146,7 @@ def pod(  # noqa: PLR0913, PLR0917 - click passes them by name
         moment = client.read(
             Moment,
             scheduler,
-            f"/v1/explain/{namespace}/{name}",
+            f"/v1/whatif/moments/{namespace}/{name}",
             at=options.time_of(at, field="--at"),
             node=node,
         )

@@ -316,8 +316,9 @@ def _is_clusterwide(request: Request) -> bool:
     return not request.query.get("namespace")
 
 
-async def _no_scheduler(request: Request) -> Response:
-    raise Unavailable(peer="the scheduler", detail=f"{request.path}: no gateway to it")
+async def _no_scheduler(request: Request, path: str) -> Response:
+    del request
+    raise Unavailable(peer="the scheduler", detail=f"{path}: no gateway to it")
 
 
 Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
@@ -354,8 +355,8 @@ class Api:
         self._questions = questions
         self._clock = clock
         self._prices = prices
-        self.ask_scheduler: Callable[[Request], Awaitable[Response]] = _no_scheduler
-        """Forwards a request to the scheduler."""
+        self.ask_scheduler: Callable[[Request, str], Awaitable[Response]] = _no_scheduler
+        """Forwards a request to a path of the scheduler."""
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
         """Return every operation as a route of the HTTP server."""
@@ -416,7 +417,8 @@ class Api:
         namespace, pod = request.params["namespace"], request.params["pod"]
         found = self._projection.explain(namespace, pod)
         if "at" in request.query:
-            answer = await self.ask_scheduler(request)
+            path = f"/v1/whatif/moments/{namespace}/{pod}"
+            answer = await self.ask_scheduler(request, path)
             if answer.status != HTTPStatus.OK:
                 return answer
             moment = codec.decode(bytes(answer.body), Moment, what="answer of the scheduler")

@@ -31,6 +31,7 @@ FORWARDED: Final[tuple[Route, ...]] = (
     ("GET", "/v1/quotas"),
     ("POST", "/v1/resize"),
     ("GET", "/v1/whatif/pods/{namespace}/{pod}"),
+    ("GET", "/v1/whatif/moments/{namespace}/{pod}"),
     ("POST", "/v1/whatif/simulate"),
     ("POST", "/v1/whatif/scale"),
     ("POST", "/v1/whatif/drain"),
@@ -115,10 +116,13 @@ class Gateway:
 
     def guarded(self, gate_: Gate) -> dict[Route, Handler]:
         """Return the routes behind the scheduler's rules."""
-        return gate_.guarded(dict.fromkeys(FORWARDED, self.forward))
+        return gate_.guarded(dict.fromkeys(FORWARDED, self._forward))
 
-    async def forward(self, request: Request) -> Response:
-        """Return the scheduler's answer to an authorized request."""
+    async def _forward(self, request: Request) -> Response:
+        return await self.forward(request, request.path)
+
+    async def forward(self, request: Request, path: str) -> Response:
+        """Return the scheduler's answer to an authorized request, at another path of it."""
         if not self._address.url:
             raise Unavailable(
                 peer=_PEER, detail="this registry does not know its address: set scheduler_url"
@@ -126,10 +130,10 @@ class Gateway:
         headers = self._headers(request)
         with self._places.hold(request.caller, is_operator=False):
             try:
-                return await self._ask(request, headers)
+                return await self._ask(request, path, headers)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 text = str(error) or type(error).__name__
-                raise Unavailable(peer=_PEER, detail=f"{request.path}: {text}") from error
+                raise Unavailable(peer=_PEER, detail=f"{path}: {text}") from error
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
         found = request.headers
@@ -150,7 +154,7 @@ class Gateway:
         named = (group for group in caller.groups if group != gate.AUTHENTICATED)
         return [*headers, *((gate.GROUP_HEADER, group) for group in named)]
 
-    async def _ask(self, request: Request, headers: list[tuple[str, str]]) -> Response:
+    async def _ask(self, request: Request, path: str, headers: list[tuple[str, str]]) -> Response:
         # A new connection each time: a request on a reused one may have to be sent twice.
         connector = aiohttp.TCPConnector(force_close=True, ssl=self._tls())
         async with (
@@ -163,7 +167,7 @@ class Gateway:
             ) as session,
             session.request(
                 request.method,
-                f"{self._address.url.rstrip('/')}{request.path}",
+                f"{self._address.url.rstrip('/')}{path}",
                 params=_query(request.query),
                 data=io.BytesIO(request.body) if request.body else None,
                 headers=headers,

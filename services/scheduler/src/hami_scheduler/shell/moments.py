@@ -22,12 +22,12 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell.pastevents import FILTERS, StoredEvents, decoded, numbered
 from hami_scheduler.shell.state import State
 
-PATH = "/v1/explain/{namespace}/{pod}"
+PATH = "/v1/whatif/moments/{namespace}/{pod}"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path=PATH,
-        name="explain",
+        name="moment",
         text="All nodes and devices at the time of a recorded filter of the pod, computed again "
         "from stored events with the recorded request, and compared with the record. Quotas, "
         "gangs and preemption are not evaluated. Holders in other namespaces are named only to "
@@ -63,9 +63,9 @@ class Moments:
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         """Return the handler by method and path."""
-        return {("GET", PATH): self.explain}
+        return {("GET", PATH): self.moment}
 
-    async def explain(self, request: Request) -> Response:
+    async def moment(self, request: Request) -> Response:
         """See ``OPERATIONS``."""
         at_s = _time_of(request.query.get("at", ""), now_s=self._state.clock.now_s())
         sees_everything = await request.sees_everything()
