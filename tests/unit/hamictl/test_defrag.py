@@ -165,7 +165,7 @@ class Scheduler:
         self.asked: list[dict[str, Any]] = []
         self.evicted_s: list[float] = []
         self.at: dict[int, Callable[[], None]] = {}
-        """What happens at a call, by its number."""
+        """Side effects of calls, by number."""
         monkeypatch.setattr(client, "send", self.send)
 
     def send(self, kind: type[Step], base: str, path: str, body: dict[str, Any]) -> Step:

@@ -29,7 +29,7 @@ REFUSALS_MOST: Final = 3
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods may be evicted, and how fast."""
+    """Number and rate of evictions, and the time of a run."""
 
     pods: int
     evictions: int

@@ -273,7 +273,7 @@ async def test_loop_moves_pods_within_its_budget_of_evictions() -> None:
         world.add_pod(big)
         await quiet()
         evicted: list[str] = []
-        begun_s = world.clock.monotonic_s()
+        begun_s = first_s = world.clock.monotonic_s()
         while "big" not in world.bound():
             await world.advance(STEP_S, *names)
             for name in world.kube.evictions[len(evicted) :]:
