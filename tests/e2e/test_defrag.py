@@ -58,6 +58,13 @@ async def cluster(running: Cluster) -> AsyncIterator[Cluster]:
     for number in range(WEB):
         await running.delete_pod(f"fill-{number}")
     await all_run(running, WEB)
+
+    async def settled() -> bool:
+        live = [one for one in (await ledger_of(running)).values() if one.op != "release"]
+        known = await running.request("GET", f"{path}/web")
+        return len(live) == WEB and known.get("status", {}).get("disruptionsAllowed") == 1
+
+    await running.until("the fillers' shares are free and one disruption is allowed", settled)
     yield running
     await running.request("DELETE", "/apis/apps/v1/namespaces/default/replicasets/web")
     await running.request("DELETE", f"{path}/web")
