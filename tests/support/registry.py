@@ -26,7 +26,7 @@ TENANT, PODS_ONLY, ADMIN = "tenant", "pods-only", "admin"
 
 
 def review_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a token as its owner's name; the tenant reads nodes and the pods of ``team-a``."""
+    """Take a token as its owner's name; the tenant reads devices and the shares of ``team-a``."""
 
     async def caller(_: KubeAuth, token: str) -> Caller:
         return Caller(username=token)
@@ -34,7 +34,7 @@ def review_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     async def may(_: KubeAuth, who: Caller, access: Access) -> bool:
         if who.username == ADMIN:
             return True
-        if access.resource == "nodes":
+        if access.resource == "devices":
             return who.username == TENANT
         return access.namespace == "team-a"
 

@@ -45,7 +45,7 @@ DEVICES: Final = Right(verb="get", resource="devices", is_clusterwide=True)
 QUEUES: Final = Right(verb="get", resource="queues")
 """Queues and quotas with their use."""
 SIMULATIONS: Final = Right(verb="create", resource="simulations", is_clusterwide=True)
-"""What-if questions about the whole cluster, whose answers name pods of all namespaces."""
+"""Simulations of the whole cluster, whose answers name pods of all namespaces."""
 SYSTEM: Final = Right(verb="get", resource="system", is_clusterwide=True)
 """State of HAMi's own services and agents."""
 RESIZE: Final = Right(verb="patch", resource="pods", group="", subresource="resize")
