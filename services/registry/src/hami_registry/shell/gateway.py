@@ -36,6 +36,7 @@ FORWARDED: Final[tuple[Route, ...]] = (
     ("POST", "/v1/whatif/scale"),
     ("POST", "/v1/whatif/drain"),
     ("POST", "/v1/whatif/policy"),
+    ("POST", "/v1/defrag"),
 )
 ANSWER_MOST: Final = 64 * MIB_BYTES
 _SENT_ON: Final = ("Content-Type", gate.CONSOLE_HEADER, gate.SITE_HEADER)
