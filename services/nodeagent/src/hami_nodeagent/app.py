@@ -43,6 +43,7 @@ from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import StartedOnce, background, finish_within
 from hami_common.runtime.trustedkeys import TrustedKeys
+from hami_common.skus.expansion import ACCELERATORS
 from hami_common.vendors import ascend, nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.allowedprofiles import check_allowed
@@ -167,6 +168,8 @@ class _Parts:
             for source in self.sources
             for family in catalog.vendor(source.vendor).families
         }
+        if self.vendor_by_resource:
+            self.vendor_by_resource[ACCELERATORS] = ""
         self.keys = TrustedKeys(Path(settings.trusted_keys_dir))
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
         self.keeper = GrantKeeper(self.site)
@@ -373,7 +376,7 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
         plugin = DevicePlugin(
             site=parts.site,
             vendor=vendor,
-            name=vendor if number == 1 else f"{vendor}-{number}",
+            name=(vendor or "neutral") if number == 1 else f"{vendor}-{number}",
             resource=resource,
             allocator=parts.allocator,
             tracing=parts.context.tracing,

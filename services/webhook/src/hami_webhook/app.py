@@ -27,6 +27,7 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.servingcertificate import ServingCertificate
+from hami_common.runtime.skufile import SkuFileWatch
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
@@ -82,8 +83,11 @@ async def serve_webhook(
         metrics=metrics,
         quarantine=quarantine,
     )
+    catalog = Catalog.from_settings(settings.vendors)
+    skus = SkuFileWatch(settings.skus_file, vendors=catalog, registry=context.registry)
     admission = Admission(
-        catalog=Catalog.from_settings(settings.vendors),
+        catalog=catalog,
+        skus=lambda: skus.catalog,
         policy=settings.policy,
         tracing=context.tracing,
         clock=context.clock,
@@ -124,6 +128,8 @@ async def serve_webhook(
     try:
         async with background() as group:
             group.start_soon(keep, "retries", quarantine.retry)
+            watch_skus = partial(skus.watch, context.clock, every_s=settings.config_poll_s)
+            group.start_soon(keep, "catalog of SKUs", watch_skus)
             delivery = _Delivery(
                 events=events,
                 quarantine=quarantine,

@@ -63,6 +63,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     policy: AdmissionPolicy = AdmissionPolicy()
     """Permissions of admission; see ``AdmissionPolicy``."""
+    skus_file: str = ""
+    """Catalog of SKUs, TOML; see docs/skus.md. Empty: there are none. A changed file is read within
+    ``config_poll_s``; while it is invalid, the last valid one stays in force.
+    """
     body_limit_bytes: int = 8 << 20
     """Largest review. A pod is at most 1.5 MiB in etcd and an update carries two of them."""
 

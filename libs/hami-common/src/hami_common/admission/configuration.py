@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from hami_common.admission import bounds
 from hami_common.dra.podclaims import AllocationMode
 from hami_common.pods import annotations as keys
+from hami_common.skus.expansion import SKU_PREFIX
 
 Document = dict[str, Any]
 _CREATE: Final = "create.pods.hami.io"
@@ -84,6 +85,19 @@ def names_resource(container: str, resource_names: Iterable[str]) -> str:
         for group in ("limits", "requests")
     )
     return f"has({container}.resources) && ({part})"
+
+
+def names_sku() -> str:
+    """CEL: the pod names a SKU by annotation, or a container of it does by resource."""
+    annotations, prefix = "object.metadata.annotations", text(SKU_PREFIX)
+    part = " || ".join(
+        f"(has(c.resources.{group}) && c.resources.{group}.exists(name, name.startsWith({prefix})))"
+        for group in ("limits", "requests")
+    )
+    return (
+        f"(has({annotations}) && {text(keys.SKU)} in {annotations}) || "
+        f"({container_list()}).exists(c, has(c.resources) && ({part}))"
+    )
 
 
 def reserved_key(variable: str) -> str:
@@ -236,7 +250,9 @@ def _create_webhook(
     ``others``: modes that have a webhook of their own.
     """
     names = names_our_resources(resource_names)
-    new_pods = f"{names} || {has_reserved_annotation('object')} || {is_claimed('object')}"
+    new_pods = (
+        f"{names} || {names_sku()} || {has_reserved_annotation('object')} || {is_claimed('object')}"
+    )
     common = _common(client, timeout_s)
     selectors = common["namespaceSelector"]["matchExpressions"]
     if others:

@@ -9,6 +9,7 @@ in percent of one device, both per device.
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from hami_common.bounds import (
     ATTRIBUTES_MOST,
@@ -205,6 +206,13 @@ class PlacementPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: ScoringWeights = ScoringWeights()
 
 
+class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another way to serve a pod: the same containers, with devices of another kind."""
+
+    containers: Annotated[tuple[ContainerRequest, ...], Meta(max_length=CONTAINERS_MOST)]
+    selectors: Annotated[dict[Vendor, DeviceSelector], Meta(max_length=VENDORS_MOST)] = {}
+
+
 class PodRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pod's whole request. ``containers`` lists only containers that ask for a device."""
 
@@ -217,3 +225,19 @@ class PodRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: PlacementPolicy = PlacementPolicy()
     claim: Name = ""
     """ResourceClaim through which the pod gets the devices; empty: through the device plugin."""
+    others: Annotated[tuple[Choice, ...], Meta(max_length=LIST_MOST)] = ()
+    """Alternatives after the first one, in order of preference, see ``options``."""
+
+
+def options(request: PodRequest) -> tuple[PodRequest, ...]:
+    """Return the alternatives of a request in order of preference, each as a request of its own."""
+    if not request.others:
+        return (request,)
+    first = replace(request, others=())
+    return (
+        first,
+        *(
+            replace(first, containers=other.containers, selectors=other.selectors)
+            for other in request.others
+        ),
+    )

@@ -33,6 +33,9 @@ ALLOCATION_MODE = "hami.io/allocation-mode"
 ``device-plugin`` or ``dra``.
 """
 
+SKU = "hami.io/sku"
+"""Annotation with the name of the SKU that the pod asks for."""
+
 HOLD = "hami.io/hold"
 """Annotation with the uid of the Workload whose held shares the pod takes over; Kueue writes it."""
 PROVISIONING_REQUEST = "autoscaling.x-k8s.io/consume-provisioning-request"
@@ -46,6 +49,10 @@ ALLOCATION = "hami.io/allocation"
 CLAIMED_RESOURCES = "hami.io/claimed-resources"
 """Our resources of each container, JSON, of a pod that gets them through a claim: the webhook moves
 them here from the limits. It is immutable afterwards.
+"""
+ALTERNATIVES = "hami.io/alternatives"
+"""Expansion of a vendor-neutral pod, JSON: see ``hami_common.skus.expansion``. It is immutable
+afterwards.
 """
 TRACEPARENT = "hami.io/traceparent"
 """W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""

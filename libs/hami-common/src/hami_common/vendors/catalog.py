@@ -16,6 +16,7 @@ from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.isolation import parse_least
 from hami_common.model.request import (
+    Choice,
     ContainerRequest,
     DevicePolicy,
     DeviceSelector,
@@ -26,6 +27,7 @@ from hami_common.model.request import (
 )
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
+from hami_common.skus import expansion
 from hami_common.units import shown, whole
 from hami_common.vendors import awsneuron
 from hami_common.vendors.amd import Amd, AmdSettings
@@ -95,7 +97,7 @@ class Catalog:
             vendor.name: frozenset() if vendor.name in ignored else vendor.resources.all()
             for vendor in vendors
         }
-        self._all_names = frozenset().union(*self._names.values())
+        self._vendors_names = frozenset[str]().union(*self._names.values())
 
     @classmethod
     def from_settings(cls, settings: VendorSettings | None = None) -> "Catalog":
@@ -126,27 +128,72 @@ class Catalog:
         return self._by_name[name]
 
     def resource_names(self) -> frozenset[str]:
-        """Every resource name of every vendor that is not ignored."""
-        return self._all_names
+        """Every resource name of every vendor that is not ignored, and the neutral names."""
+        return self._vendors_names | expansion.NAMES
 
     def asked(self, container: ContainerView) -> tuple[Vendor, ...]:
         """The vendors whose resources the container names, whatever their values."""
-        named = self._all_names & (container.limits().keys() | container.requests().keys())
+        named = self._vendors_names & (container.limits().keys() | container.requests().keys())
         if not named:
             return ()
         return tuple(vendor for vendor in self.vendors if self._names[vendor.name] & named)
 
     def mentions(self, pod: PodView) -> bool:
         """True when any container names one of our resources, whatever its value."""
-        return any(self.asked(container) for _, container in pod.containers_in_order())
+        return any(
+            self.asked(container) or expansion.is_neutral(container)
+            for _, container in pod.containers_in_order()
+        )
 
     def parse_pod(
         self, pod: PodView, *, defaults: PlacementPolicy | None = None
     ) -> PodRequest | None:
         """The pod's whole request, ``None`` when it asks for no device.
 
-        ``RequestInvalid`` names the field that is wrong.
+        A vendor-neutral pod is read once per alternative. ``RequestInvalid`` names the field that
+        is wrong.
         """
+        defaults = defaults or PlacementPolicy()
+        expanded = expansion.expansion_of(pod)
+        if expanded is None:
+            return self._parse(pod, defaults)
+        found: list[PodRequest] = []
+        for alternative in expanded.alternatives:
+            if not self._names.get(alternative.vendor):
+                continue
+            request = self._parse(expansion.as_alternative(pod, alternative), defaults)
+            if request is None or [one.name for one in request.containers] != [
+                one.name for one in (found[0] if found else request).containers
+            ]:
+                raise RequestInvalid(
+                    field=f"annotation {keys.ALTERNATIVES}",
+                    problem=f"alternative {alternative.vendor} asks for no device",
+                    fix="remove the alternative from the catalog of SKUs",
+                )
+            selectors = {
+                vendor: expansion.selector_of(selector, expanded, alternative)
+                for vendor, selector in request.selectors.items()
+            }
+            found.append(
+                replace(
+                    request,
+                    selectors=selectors,
+                    policy=expansion.policy_of(request.policy, expanded),
+                )
+            )
+        if not found:
+            raise RequestInvalid(
+                field=f"annotation {keys.ALTERNATIVES}",
+                problem="names no vendor of this installation",
+                fix="update HAMi's services to one version",
+            )
+        others = tuple(
+            Choice(containers=one.containers, selectors=one.selectors) for one in found[1:]
+        )
+        return replace(found[0], others=others)
+
+    def _parse(self, pod: PodView, defaults: PlacementPolicy) -> PodRequest | None:
+        """Read a pod that names resources of vendors."""
         containers: list[ContainerRequest] = []
         ordered = pod.containers_in_order()
         if len(ordered) > POD_CONTAINERS_MOST and self.mentions(pod):
@@ -189,7 +236,7 @@ class Catalog:
                 for vendor in self.vendors
                 if vendor.name in asked
             },
-            policy=parse_policy(pod.annotations(), defaults=defaults or PlacementPolicy()),
+            policy=parse_policy(pod.annotations(), defaults=defaults),
         )
 
 

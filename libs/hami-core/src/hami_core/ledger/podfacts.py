@@ -31,6 +31,7 @@ from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.pods.signing import SignedPlacement, Verifier
+from hami_common.skus.expansion import terms_of, views_of
 from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.admitted import require_admitted
@@ -97,6 +98,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """True while kube-scheduler skips the pod because of a scheduling gate."""
     account: Account | None = None
     """The identity under which quotas count the pod, see ``account_of``."""
+    sku: str = ""
+    """SKU that the pod was admitted with, ``<name>@<version>``; empty without one."""
+    service_class: str = ""
+    """Class of that SKU."""
     hold: str = ""
     """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
     controller: str = ""
@@ -194,9 +199,10 @@ def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | 
 def _count_resources(
     pod: PodView, names: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
-    for _, container in pod.containers_in_order():
-        written = (*container.limits(), *container.requests())
-        yield from sorted({(container.name, *names[name]) for name in written if name in names})
+    for view in views_of(pod):
+        for _, container in view.containers_in_order():
+            written = (*container.limits(), *container.requests())
+            yield from sorted({(container.name, *names[name]) for name in written if name in names})
 
 
 def has_preferences(pod: PodView) -> bool:
@@ -317,6 +323,7 @@ class PodReader:
                 mistrust = str(error)
         if node and is_claimed(pod):
             claim_requests = self._claim_requests(pod, known)
+        sku, service_class = terms_of(pod)
         return PodFacts(
             uid=metadata.uid,
             namespace=metadata.namespace or "default",
@@ -341,6 +348,8 @@ class PodReader:
             grace_s=_grace_s(pod),
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
+            sku=sku,
+            service_class=service_class,
             hold=hold_of(pod),
             controller=controller_of(pod),
             claim=claim_of(pod),

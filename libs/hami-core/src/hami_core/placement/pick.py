@@ -16,7 +16,13 @@ from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.model.request import NAMED_MODES, DeviceRequest, PodRequest, wants_parts
+from hami_common.model.request import (
+    NAMED_MODES,
+    DeviceRequest,
+    PodRequest,
+    options,
+    wants_parts,
+)
 from hami_common.vendors.partitions import Division, Grant, assign_starts
 from hami_core.placement.fit import NO_CONSTRAINT, Plan, View, compile_request, wanted_mib
 from hami_core.placement.placing import Outcome, place
@@ -33,13 +39,19 @@ def pick(
 ) -> Placement | NodeRefusal:
     """Pick shares for the pod on ``node`` as if the holding ``without`` were not booked.
 
-    ``NodeRefusal`` when the pod does not fit.
+    Of its alternatives, the first one that fits. ``NodeRefusal`` when the pod does not fit.
     """
     mine = tuple(without)
     if mine:
         table.unbook(node, mine)
     try:
-        return _pick(table, request, node)
+        refusal: NodeRefusal | None = None
+        for choice in options(request):
+            found = _pick(table, choice, node)
+            if isinstance(found, Placement):
+                return found
+            refusal = refusal or found
+        return refusal or unregistered(request, node)
     finally:
         if mine:
             table.book(node, mine)
@@ -174,7 +186,16 @@ def _with_starts(view: View, given: list[list[_Given]]) -> list[list[Share]] | N
 def satisfies(
     table: DeviceTable, request: PodRequest, node: str, containers: tuple[ContainerShares, ...]
 ) -> bool:
-    """Return whether the pod's shares on ``node`` are exactly its request, on devices in use."""
+    """Return whether the pod's shares on ``node`` are exactly its request, on devices in use.
+
+    Of a pod with alternatives: exactly one of them.
+    """
+    return any(_satisfies(table, choice, node, containers) for choice in options(request))
+
+
+def _satisfies(
+    table: DeviceTable, request: PodRequest, node: str, containers: tuple[ContainerShares, ...]
+) -> bool:
     found = table.place(node)
     if found is None or len(containers) != len(request.containers):
         return False

@@ -534,6 +534,11 @@ class Refusals:
                 some = _Found(places[mine], found, columns[mine])
             self._found.setdefault(_reason(word), []).append(some)
 
+    @property
+    def count(self) -> int:
+        """Number of refused nodes."""
+        return sum(len(part.places) for parts in self._found.values() for part in parts)
+
     def _by_size(self) -> list[tuple[Reason, Columns]]:
         """Return each class with its nodes, the largest first."""
         classes = [

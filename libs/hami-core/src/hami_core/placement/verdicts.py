@@ -20,13 +20,21 @@ from hami_common.events.decision import (
     NodeScore,
     RefusalClass,
 )
-from hami_common.model.request import PodRequest
+from hami_common.model.request import PodRequest, options
 from hami_core.placement.comparison import Comparison, Ranked, compare
 from hami_core.placement.details import Details, RecordsOf, look
-from hami_core.placement.fit import NO_PLAN, Plan, View, compile_request
+from hami_core.placement.fit import NO_PLAN, Plan, View, compile_request, known_devices
 from hami_core.placement.nodenames import ABSENT, Found, NameIndex, NodeNames
 from hami_core.placement.placing import place
-from hami_core.placement.reasons import Causes, ClosestNode, NodeRefusal, Refusals, causes
+from hami_core.placement.reasons import (
+    CLASSES_SHOWN,
+    Causes,
+    ClosestNode,
+    NodeRefusal,
+    Refusals,
+    causes,
+    other_reasons,
+)
 from hami_core.placement.score import (
     exceeds,
     excess_of,
@@ -174,11 +182,20 @@ class Located:
 class Filtered:
     """Answer of filter."""
 
-    def __init__(self, located: Located, left: NodeNames, refusals: Refusals) -> None:
-        """``left`` are the nodes that fit."""
+    def __init__(
+        self,
+        located: Located,
+        left: NodeNames,
+        refusals: Sequence[Refusals],
+        *,
+        fits: Sequence[Bools] = (),
+    ) -> None:
+        """``left`` are the nodes that fit; ``refusals`` those of each alternative of the pod."""
         self.nodes = located.names
         self.left = left
         """Nodes that fit, in the order in which they were named."""
+        self.fits = fits
+        """By alternative, the nodes that fit it; empty for a pod without alternatives."""
         self._refusals = refusals
         self._groups: list[tuple[NodeRefusal, Columns]] | None = None
         self._classes: tuple[RefusalClass, ...] | None = None
@@ -204,18 +221,36 @@ class Filtered:
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
         """Return the refused nodes by text, as places in the order in which they were named."""
         if self._groups is None:
-            self._groups = self._refusals.groups()
+            found = [group for some in self._refusals for group in some.groups()]
+            if len(found) > CLASSES_SHOWN:
+                found.sort(key=lambda group: (-len(group[1]), group[0].text))
+                rest = found[CLASSES_SHOWN - 1 :]
+                hidden = (other_reasons(len(rest)), np.concatenate([some for _, some in rest]))
+                found = [*found[: CLASSES_SHOWN - 1], hidden]
+            self._groups = found
         return self._groups
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """Return the refused nodes by class, largest first, for the recorded decision."""
         if self._classes is None:
-            self._classes = self._refusals.classes()
+            found = [one for some in self._refusals for one in some.classes()]
+            if len(self._refusals) > 1:
+                found.sort(key=lambda one: (-one.count, one.text))
+            self._classes = tuple(found)
         return self._classes
 
     def closest(self, count: int) -> list[ClosestNode]:
-        """Return the refused nodes that are closest to taking the pod, see ``Refusals.closest``."""
-        return self._refusals.closest(count)
+        """Return the refused nodes that are closest to taking the pod, see ``Refusals.closest``.
+
+        Of a pod with alternatives those of ``told``.
+        """
+        return self._refusals[self.told].closest(count)
+
+    @property
+    def told(self) -> int:
+        """Number of the alternative that refuses most nodes; its details are recorded."""
+        sizes = [refusals.count for refusals in self._refusals]
+        return sizes.index(max(sizes))
 
 
 class Scored:
@@ -256,38 +291,91 @@ class Verdicts:
         self._last: tuple[PodRequest | None, Plan] = (None, NO_PLAN)
 
     def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
-        """Return the nodes that fit the whole pod, and the refusals of the others."""
+        """Return the nodes that fit the whole pod, and the refusals of the others.
+
+        A node fits a pod with alternatives if it fits one of them. Else the first alternative
+        refuses it for which it has devices.
+        """
+        located, choices = self._locate(names), options(request)
+        if len(choices) > 1:
+            return self._filter_any(choices, located)
         plan = self._compiled(request)
-        located = self._locate(names)
         refusals = Refusals(request, plan, located, self._table.divisions)
         if not plan.steps:
-            return Filtered(located, located.names, refusals)
-        fits = np.zeros(len(located), np.bool_)
+            return Filtered(located, located.names, [refusals])
+        fits = self._fits(plan, located)
+        self._refuse(refusals, plan, located, ~fits)
+        left = self._kept_part(located, fits)
+        return Filtered(located, left, [refusals])
+
+    def _filter_any(self, choices: Sequence[PodRequest], located: Located) -> Filtered:
+        """Return the verdict on alternatives."""
+        plans = [compile_request(choice) for choice in choices]
+        fits = [self._fits(plan, located) for plan in plans]
+        refused = ~np.logical_or.reduce(fits)
+        found: list[Refusals] = []
+        for choice, plan in reversed(list(zip(choices, plans, strict=True))):
+            mine = refused & self._has_devices(plan, located)
+            if choice is choices[0]:
+                mine = refused
+            refused = refused & ~mine
+            refusals = Refusals(choice, plan, located, self._table.divisions)
+            self._refuse(refusals, plan, located, mine)
+            found.insert(0, refusals)
+        left = self._kept_part(located, np.logical_or.reduce(fits))
+        return Filtered(located, left, found, fits=fits)
+
+    def _has_devices(self, plan: Plan, located: Located) -> Bools:
+        """Return the nodes that have devices of every vendor of the plan."""
+        has = np.zeros(len(located), np.bool_)
         for part in located.parts:
-            fitting = self._placed(plan, part.block).fits.take(part.columns)
-            fits[part.places] = fitting
-            if not fitting.all():
-                failing = np.flatnonzero(~fitting)
+            view = View(self._table, part.block)
+            vendors = dict.fromkeys(step.request.vendor for step in plan.steps)
+            known = [known_devices(view, vendor)[part.columns] > 0 for vendor in vendors]
+            has[part.places] = np.logical_and.reduce(known)
+        return has
+
+    def _refuse(self, refusals: Refusals, plan: Plan, located: Located, mine: Bools) -> None:
+        """Add the causes of the nodes that are ``mine``, none of which fits the plan."""
+        if not mine.any():
+            return
+        for part in located.parts:
+            failing = np.flatnonzero(mine[part.places])
+            if len(failing):
                 places = failing if isinstance(part.places, slice) else part.places[failing]
                 caused = self._caused(plan, part.block).causes
                 refusals.add(places, caused, part.columns.take(failing))
-        if len(located.unregistered):
-            count = len(located.unregistered)
-            refusals.add(located.unregistered, Causes.unregistered(count), np.arange(count))
+        unregistered = located.unregistered[mine[located.unregistered]]
+        if count := len(unregistered):
+            refusals.add(unregistered, Causes.unregistered(count), np.arange(count))
+
+    def _kept_part(self, located: Located, fits: Bools) -> NodeNames:
+        """Return the names of the nodes that fit, and remember them for the next verb."""
         left = located.part(fits)
         if left.names.text and left is not located:
             self._keep(left)
-        return Filtered(located, left.names, refusals)
+        return left.names
 
     def prioritize(
         self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
     ) -> Scored:
         """Return the score of each node, in the order named; 0 where the pod does not fit.
 
-        ``near`` are nodes of the members of its gang, one entry for each member.
+        Nodes that fit an earlier alternative of the pod are before all others. ``near`` are nodes
+        of the members of its gang, one entry for each member.
         """
-        plan = self._compiled(request)
-        located = self._locate(names)
+        located, choices = self._locate(names), options(request)
+        if len(choices) > 1:
+            scores = self._scores_any(choices, located)
+        else:
+            scores = self._scores(self._compiled(request), located)
+        if near and scores.any():
+            shared, most = self._shared(located, near)
+            scores = nearer(scores, shared, most=most)
+        return Scored(located, scores)
+
+    def _scores(self, plan: Plan, located: Located) -> Floats:
+        """Return the scores of one plan."""
         scores = np.zeros(len(located))
         if plan.steps:
             for part in located.parts:
@@ -295,10 +383,20 @@ class Verdicts:
             beyond = self._excess(plan, located)
             if beyond is not None:
                 scores = least_first(scores, beyond, self._fits(plan, located))
-            if near:
-                shared, most = self._shared(located, near)
-                scores = nearer(scores, shared, most=most)
-        return Scored(located, scores)
+        return scores
+
+    def _scores_any(self, choices: Sequence[PodRequest], located: Located) -> Floats:
+        """Return the scores of alternatives, each node by the first one that fits."""
+        scores, number = np.zeros(len(located)), np.zeros(len(located))
+        left = np.ones(len(located), np.bool_)
+        for rank, choice in enumerate(choices):
+            plan = compile_request(choice)
+            mine = left & self._fits(plan, located)
+            if mine.any():
+                scores[mine] = self._scores(plan, located)[mine]
+                number[mine] = rank
+                left &= ~mine
+        return least_first(scores, number, ~left)
 
     def shortlist(
         self, request: PodRequest, fitting: NodeNames, count: int, *, near: Sequence[str] = ()
@@ -312,7 +410,7 @@ class Verdicts:
         if len(fitting) <= count:
             return fitting
         located = self._locate(fitting)
-        if near:
+        if near or request.others:
             ranks = self.prioritize(request, fitting, near=near).scores
         else:
             plan, ranks = self._compiled(request), np.zeros(len(located))
@@ -333,15 +431,24 @@ class Verdicts:
         ``records_of``: the ledger's records, to name the holders.
         """
         closest = filtered.closest(NODES_DETAILED)
-        return look(self._table, request, self._compiled(request), closest, records_of)
+        told = options(request)[filtered.told]
+        return look(self._table, told, self._compiled(told), closest, records_of)
 
     def comparison(
         self, request: PodRequest, best: Sequence[NodeScore], *, near: Sequence[str] = ()
     ) -> Comparison | None:
-        """Return the state of the first nodes of a prioritize just made, the best first."""
-        plan = self._compiled(request)
+        """Return the state of the first nodes of a prioritize just made, the best first.
+
+        Of a pod with alternatives those that fit the first node's alternative.
+        """
         best = [one for one in best[:NODES_COMPARED] if one.score > 0]
         located = self._locate([one.node for one in best])
+        if request.others and best:
+            request = self._first_fitting(request, located)
+            fits = self._fits(self._compiled(request), located)
+            best = [one for one, is_fitting in zip(best, fits, strict=True) if is_fitting]
+            located = self._locate([one.node for one in best])
+        plan = self._compiled(request)
         beyond = self._excess(plan, located)
         shared = self._shared(located, near)[0] if near else None
         ranked = [
@@ -354,6 +461,12 @@ class Verdicts:
             for number, one in enumerate(best)
         ]
         return compare(self._table, request, plan, ranked)
+
+    def _first_fitting(self, request: PodRequest, located: Located) -> PodRequest:
+        """Return the pod's first alternative that fits the first of the nodes."""
+        choices = options(request)
+        fitting = (one for one in choices if self._fits(self._compiled(one), located)[0])
+        return next(fitting, choices[0])
 
     def _compiled(self, request: PodRequest) -> Plan:
         """Return the plan of a pod; a filter's pod is mostly the next prioritize's."""

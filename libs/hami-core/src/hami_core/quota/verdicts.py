@@ -16,7 +16,7 @@ import numpy as np
 
 from hami_common.events.allocation import Account
 from hami_common.events.decision import NODES_LISTED, RefusalClass
-from hami_common.model.request import PodRequest
+from hami_common.model.request import PodRequest, options
 from hami_common.vendors import nvidia
 from hami_core.placement.fit import View, totals_of
 from hami_core.placement.nodenames import NodeNames
@@ -113,7 +113,7 @@ class QuotaVerdicts:
         tree = self._ledger.tree
         queue = tree.queue_of(request.namespace, account.queue if account else "")
         floor = tree.task_priority_floor(queue)
-        for container in request.containers:
+        for container in (one for choice in options(request) for one in choice.containers):
             priority = container.priority
             if priority is None and any(one.vendor == nvidia.NAME for one in container.requests):
                 priority = nvidia.DEFAULT_PRIORITY
@@ -194,25 +194,54 @@ def allowed(
     """Evaluate quotas for each amount that the request may have on the nodes that fit."""
     if not len(filtered.left):
         return Allowed(filtered, filtered.left, [])
+    stays = np.zeros(len(filtered.nodes), np.bool_)
+    why: dict[NodeRefusal, list[Columns]] = {}
+    for number, choice in enumerate(options(request)):
+        if filtered.fits:
+            fitting = np.flatnonzero(filtered.fits[number] & ~stays)
+        else:
+            fitting = _fitting(filtered)
+        stays[fitting] = True
+        refused = _refused(table, choice, account, ask, nodes=filtered.nodes, fitting=fitting)
+        for refusal, places in refused:
+            stays[places] = False
+            why.setdefault(refusal, []).append(places)
+    if not why:
+        return Allowed(filtered, filtered.left, [])
+    left = filtered.nodes.part(stays) if stays.any() else NodeNames.of(())
+    seen = stays.copy()
+    groups: list[tuple[NodeRefusal, Columns]] = []
+    for refusal, some in why.items():
+        places = np.unique(np.concatenate(some))
+        places = places[~seen[places]]
+        seen[places] = True
+        if len(places):
+            groups.append((refusal, places))
+    return Allowed(filtered, left, groups)
+
+
+def _refused(
+    table: DeviceTable,
+    request: PodRequest,
+    account: Account | None,
+    ask: Ask,
+    *,
+    nodes: NodeNames,
+    fitting: Columns,
+) -> list[tuple[NodeRefusal, Columns]]:
+    """Return the nodes among ``fitting`` that quotas refuse, by refusal."""
+    if not len(fitting):
+        return []
     vendors = vendors_by_percentage(request)
     if not vendors:
         refusal = ask(least_amounts(request, {}, account))
-        if refusal is None:
-            return Allowed(filtered, filtered.left, [])
-        return Allowed(filtered, NodeNames.of(()), [(refusal, _fitting(filtered))])
-    fitting = _fitting(filtered)
-    refused: dict[NodeRefusal, list[Columns]] = {}
-    names = filtered.nodes.several(fitting)
-    for least_mib, mine in _by_least_mib(table, names, vendors):
+        return [] if refusal is None else [(refusal, fitting)]
+    found: dict[NodeRefusal, list[Columns]] = {}
+    for least_mib, mine in _by_least_mib(table, nodes.several(fitting), vendors):
         refusal = ask(least_amounts(request, least_mib, account))
         if refusal is not None:
-            refused.setdefault(refusal, []).append(fitting[mine])
-    groups = [(refusal, np.sort(np.concatenate(some))) for refusal, some in refused.items()]
-    stays = np.zeros(len(filtered.nodes), np.bool_)
-    stays[fitting] = True
-    for _, places in groups:
-        stays[places] = False
-    return Allowed(filtered, filtered.nodes.part(stays), groups)
+            found.setdefault(refusal, []).append(fitting[mine])
+    return [(refusal, np.sort(np.concatenate(some))) for refusal, some in found.items()]
 
 
 def _fitting(filtered: Filtered) -> Columns:

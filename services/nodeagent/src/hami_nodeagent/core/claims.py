@@ -173,6 +173,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """One container request of an ``Allocate`` call."""
 
     vendor: str
+    """Empty for the neutral resource: the ledger record decides."""
     resource: str
     ids: tuple[str, ...]
 
@@ -209,10 +210,15 @@ class Claim(Struct, frozen=True, kw_only=True):
     shares: ContainerShares
     """Shares of all vendors of this container, as recorded."""
     own: tuple[Share, ...]
-    """Shares of the vendor that was asked."""
+    """Shares of the vendor that was asked, at least one."""
     devices: tuple[Device, ...]
     """Devices of ``own``, in the same order."""
     entry: Entry
+
+    @property
+    def vendor(self) -> str:
+        """Return the vendor of the shares."""
+        return self.own[0].vendor
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -377,7 +383,7 @@ def grant_of(
         pod=claim.pod.name,
         container=claim.container,
         kind=claim.kind,
-        vendor=request.vendor,
+        vendor=claim.vendor,
         resource=request.resource,
         allocation_id=claim.entry.record.allocation_id,
         ids=tuple(sorted(request.ids)),
@@ -663,11 +669,12 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
                 text=f"kubelet may ask for container {other.container} or {meant.container} of pod "
                 f"{pod.title}: it was restarted in the middle of admission",
             )
-    own = tuple(s for s in shares.shares if s.vendor == request.vendor) if shares else ()
+    own = tuple(s for s in shares.shares if request.vendor in ("", s.vendor)) if shares else ()
     if shares is None or not own:
+        kind = f"{request.vendor} " if request.vendor else ""
         return Refuse(
             code=Code.NOT_IN_ALLOCATION,
-            text=f"the allocation of pod {pod.title} holds no {request.vendor} share for "
+            text=f"the allocation of pod {pod.title} holds no {kind}share for "
             f"container {meant.container}",
         )
     devices: list[Device] = []

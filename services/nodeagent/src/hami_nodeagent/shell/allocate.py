@@ -182,7 +182,7 @@ class Allocator:
         if repeated_after_s is not None:
             self._forget_tries(requests, since_s=self._clock.now_s() - repeated_after_s)
         installed = await self._limiter.current()
-        has_npus = any(request.vendor == ascend.NAME for request in requests)
+        has_npus = any(request.vendor in ("", ascend.NAME) for request in requests)
         vnpu_problem = await anyio.to_thread.run_sync(self._vnpu_core.problem) if has_npus else ""
         granted = await self._claim(requests, installed, vnpu_problem)
         if isinstance(granted, Refuse):
@@ -193,11 +193,11 @@ class Allocator:
             responses = [
                 await self._answer(
                     claim,
-                    vendor=request.vendor,
+                    vendor=claim.vendor,
                     limits_directory=await self._limits_directory(claim, grant),
                     library_mounts=await self._library_mounts(claim, grant, installed),
                 )
-                for claim, grant, request in zip(claims, grants, requests, strict=True)
+                for claim, grant in zip(claims, grants, strict=True)
             ]
         except OSError as error:
             for grant in grants:
@@ -331,7 +331,7 @@ class Allocator:
             if isinstance(decision, tuple):
                 decision = self._doubt(decision, listing, requests) or decision
             if isinstance(decision, tuple):
-                lack = self._lacking(decision, requests)
+                lack = self._lacking(decision)
                 if not lack:
                     return self._enter(decision, requests, installed, vnpu_problem)
                 decision = Wait(code=Code.PARTITION_NOT_READY, text=lack)
@@ -368,11 +368,11 @@ class Allocator:
         if self.records is not None:
             await self.records.read_one(uid, timeout_s=_READ_RECORD_S)
 
-    def _lacking(self, claims: Sequence[Claim], requests: Sequence[Request]) -> str:
+    def _lacking(self, claims: Sequence[Claim]) -> str:
         """Return why hardware partitions block an answer; empty when they do not."""
         if self._partitions is None:
             return ""
-        return self._partitions.lacking(claims, [request.vendor for request in requests])
+        return self._partitions.lacking(claims, [claim.vendor for claim in claims])
 
     async def _decide(
         self, listing: Sequence[ListedPod] | None, requests: Sequence[Request], deadline_s: float
@@ -420,7 +420,7 @@ class Allocator:
                 return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
             if vnpu_problem and self._vnpu_core.is_for(claim.own):
                 return Refuse(code=Code.LIMITER_MISSING, text=vnpu_problem)
-            refusal = hindrance_of(claim, request.vendor, is_limited=is_limited)
+            refusal = hindrance_of(claim, claim.vendor, is_limited=is_limited)
             if refusal is not None:
                 return refusal
             grants.append(

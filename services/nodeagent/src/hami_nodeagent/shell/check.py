@@ -181,9 +181,9 @@ class SelfCheck:
         if pod is None or entry is None or entry.record.op == "release" or entry.record.claim:
             return None
         for shares in entry.record.containers:
-            own = [share for share in shares.shares if share.vendor == vendor]
+            own = [share for share in shares.shares if vendor in ("", share.vendor)]
             # HAMi's grants may count more devices than were given, see hami_common.compat.adoption.
-            is_all = len(own) == len(shown.ids) or bool(own and entry.record.origin)
+            is_all = bool(own) and (len(own) == len(shown.ids) or bool(entry.record.origin))
             if shares.name == shown.container and is_all:
                 return Grant(
                     pod_uid=pod.uid,
@@ -191,7 +191,7 @@ class SelfCheck:
                     pod=pod.name,
                     container=shown.container,
                     kind=shares.kind,
-                    vendor=vendor,
+                    vendor=own[0].vendor,
                     resource=shown.resource,
                     allocation_id=entry.record.allocation_id,
                     ids=tuple(sorted(shown.ids)),

@@ -55,7 +55,10 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         tracing: Tracing,
         name: str = "",
     ) -> None:
-        """``name``: of the plugin on this node; empty: the vendor's word."""
+        """``name``: of the plugin on this node; empty: the vendor's word.
+
+        ``vendor``: empty for the neutral resource, which has the devices of all vendors.
+        """
         self.vendor = vendor
         self.name = name or vendor
         self.resource = resource

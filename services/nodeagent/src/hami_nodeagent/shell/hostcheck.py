@@ -79,10 +79,13 @@ class HostCheck:
         resources: Mapping[str, str],
         more: Sequence[Callable[[], Finding]] = (),
     ) -> None:
-        """``resources``: count resources that this agent serves → vendor; ``more``: checks."""
+        """``resources``: count resources that this agent serves → vendor; ``more``: checks.
+
+        The neutral resource, which has no vendor, is left out.
+        """
         settings = site.settings
         self._site = site
-        self._resources = resources
+        self._resources = {name: vendor for name, vendor in resources.items() if vendor}
         self._more = tuple(more)
         self._proc = Path(settings.host_proc)
         self._root = host_root(settings)

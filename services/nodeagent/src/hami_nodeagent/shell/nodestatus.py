@@ -18,6 +18,7 @@ from msgspec import Struct
 from hami_common.apipath import api_path
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.codec import UNDECODABLE
+from hami_common.skus.expansion import ACCELERATORS
 from hami_common.units import parse_quantity
 from hami_nodeagent.shell.site import Site
 
@@ -94,6 +95,10 @@ class StatusWatch:
             if self._picture.served - self._picture.in_status:
                 await self._clock.sleep(LOOK_S)
 
+    def _has_neutral(self, status: NodeStatus) -> bool:
+        """Return whether pods that ask without a vendor find their resource, too."""
+        return ACCELERATORS not in self._vendor_by_resource or status.has(ACCELERATORS)
+
     async def _look(self, missing: frozenset[str]) -> None:
         now_s = self._clock.monotonic_s()
         self._since_s = {vendor: self._since_s.get(vendor, now_s) for vendor in missing}
@@ -103,7 +108,7 @@ class StatusWatch:
             _log.debug("status of the node not read", extra={"problem": str(error)})
             status = NodeStatus()
         for resource, vendor in self._vendor_by_resource.items():
-            if vendor in missing and status.has(resource):
+            if vendor in missing and status.has(resource) and self._has_neutral(status):
                 self._picture.note_in_status(vendor)
         for vendor, since_s in self._since_s.items():
             if vendor not in self._picture.in_status and now_s - since_s >= WAIT_MOST_S:

@@ -18,6 +18,7 @@ from hami_common.events.allocation import StateRecord, is_by_claim
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
+from hami_common.skus.expansion import ACCELERATORS
 from hami_nodeagent.core.board import Board, DevicesChanged
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
@@ -151,8 +152,11 @@ class Picture:
     def note_served(self, vendor: str, *, served: bool, resource: str = "") -> None:
         """Store whether kubelet has the plugin of a vendor's resource registered.
 
-        A vendor is served while at least one of its plugins is registered.
+        A vendor is served while at least one of its plugins is registered. The neutral resource,
+        which has no vendor, does not count.
         """
+        if not vendor:
+            return
         if served:
             self._served_resources.add((vendor, resource))
         else:
@@ -200,14 +204,22 @@ class Picture:
         self.note_change()
 
     def splits(self, vendor: str, resource: str) -> Splits:
-        """Return the ids to advertise now for a vendor's resource."""
-        canonical = self.canonical_by_vendor.get(vendor)
-        devices = canonical.devices if canonical is not None else ()
+        """Return the ids to advertise now for a vendor's resource, or the neutral one."""
+        devices = [
+            one
+            for word, canonical in sorted(self.canonical_by_vendor.items())
+            if vendor in ("", word)
+            for one in canonical.devices
+            if self._offers(one, resource)
+        ]
         return Splits.of_devices(
-            [one for one in devices if self._offers(one, resource)],
-            faulty=self.faulty_by_vendor.get(vendor, frozenset()),
+            devices,
+            faulty=self.faulty_by_vendor.get(vendor, frozenset()) if vendor else self.view.faulty,
             held=self.grants.held_ids(resource),
         )
 
     def _offers(self, device: Device, resource: str) -> bool:
-        return self._advertised is None or resource in self._advertised(device)
+        if self._advertised is None:
+            return True
+        names = self._advertised(device)
+        return bool(names) if resource == ACCELERATORS else resource in names

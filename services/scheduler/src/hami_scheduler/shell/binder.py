@@ -261,7 +261,7 @@ class Binder:
         plan = _fitting(self._plan(pod, request, node, allocation_id, None), node)
         if isinstance(plan, Append):
             try:
-                self._expect(plan.under(pod.account).record)
+                self._expect(_under(plan, pod).record)
             finally:
                 self._quota.stop_expecting(allocation_id)
 
@@ -360,7 +360,7 @@ class Binder:
                 self._state.require_complete()
                 plan = _fitting(self._plan(pod, request, node, allocation_id, hold), node)
                 if isinstance(plan, Append):
-                    plan = plan.under(pod.account)
+                    plan = _under(plan, pod)
                     self._expect(plan.record)
                 if isinstance(plan, Reuse) and hold is not None:
                     holding = plan.holding  # no Binding is posted yet, so it need not be ours
@@ -719,6 +719,11 @@ def _fitting(plan: Append | Reuse | NodeRefusal, node: str) -> Append | Reuse:
     if isinstance(plan, NodeRefusal):
         raise Refused(outcome="no-fit", text=f"node {node}: {plan.text}")
     return plan
+
+
+def _under(plan: Append, pod: PodFacts) -> Append:
+    """Return the plan with what the pod's quotas and bills need in the record."""
+    return plan.under(pod.account, sku=pod.sku, service_class=pod.service_class)
 
 
 def _refusal(

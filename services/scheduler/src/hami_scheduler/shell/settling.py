@@ -129,7 +129,8 @@ class Settling:
                     is_view_fresh = True
                     continue
                 try:
-                    await self._ledger.append(plan.under(pod.account), traceparent=pod.traceparent)
+                    plan = plan.under(pod.account, sku=pod.sku, service_class=pod.service_class)
+                    await self._ledger.append(plan, traceparent=pod.traceparent)
                 except Conflict:
                     await self._ledger.read_node(node)
                     continue

@@ -36,7 +36,7 @@ from hami_common.dra.podclaims import (
     requests_of,
 )
 from hami_common.errors import RequestInvalid
-from hami_common.model.request import PodRequest
+from hami_common.model.request import PodRequest, options
 from hami_common.pods import annotations as keys
 from hami_common.pods import limits
 from hami_common.pods.podview import ContainerView, EnvVarView, PodView
@@ -46,10 +46,12 @@ from hami_common.pods.visibility import (
     from_elsewhere,
     gives_devices,
 )
+from hami_common.skus.catalog import SkuCatalog, empty
+from hami_common.skus.expansion import views_of
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_webhook.core import claimed, hostmemory
+from hami_webhook.core import claimed, hostmemory, neutral
 from hami_webhook.core.draft import Document, Draft
 from hami_webhook.core.processes import warning_of
 from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS, PINNED
@@ -277,10 +279,12 @@ def mutate(
     catalog: Catalog,
     policy: AdmissionPolicy,
     at: Circumstances,
+    skus: SkuCatalog | None = None,
 ) -> Verdict:
-    """Return the verdict on a pod that is being created."""
+    """Return the verdict on a pod that is being created; ``skus``: ``None`` without a catalog."""
+    skus = empty(catalog) if skus is None else skus
     try:
-        return _decide(pod, view, catalog=catalog, policy=policy, at=at)
+        return _decide(pod, view, catalog=catalog, skus=skus, policy=policy, at=at)
     except RequestInvalid as error:
         return Verdict(allowed=False, invalid=True, message=str(error), concerns_us=True)
 
@@ -290,6 +294,7 @@ def _decide(
     sent_view: PodView,
     *,
     catalog: Catalog,
+    skus: SkuCatalog,
     policy: AdmissionPolicy,
     at: Circumstances,
 ) -> Verdict:
@@ -300,6 +305,7 @@ def _decide(
     if is_claimed(sent_view) and not scheduler:
         raise _unclaimable(sent_view)
     view = claimed.with_limits(sent_view, draft, catalog.resource_names())
+    view = neutral.expanded(view, draft, skus=skus, catalog=catalog) if scheduler else view
     if excess := bounds.excess(view, catalog.resource_names()):
         raise excess
     mentions = catalog.mentions(view)
@@ -316,7 +322,7 @@ def _decide(
     request = catalog.parse_pod(view)
     if repeated := repeated_name(view):
         raise repeated
-    by_claim = request is not None and _is_by_claim(sent_view, request, policy, at, warnings)
+    by_claim = request is not None and _is_by_claim(view, request, policy, at, warnings)
     if by_claim:
         policy = replace(policy, injection="cdi")
     problem = refusal_of(view, request, policy) if request else ""
@@ -363,7 +369,7 @@ def _unclaimable(view: PodView) -> RequestInvalid:
 
 
 def _is_by_claim(
-    sent: PodView,
+    view: PodView,
     request: PodRequest,
     policy: AdmissionPolicy,
     at: Circumstances,
@@ -375,24 +381,30 @@ def _is_by_claim(
     ``RequestInvalid``: the pod's own annotation demands what no claim can give, or is wrong.
     """
     mode = claimed.mode_of(
-        sent.annotations(), namespace_mode=at.namespace_mode, default=policy.allocation_mode
+        view.annotations(), namespace_mode=at.namespace_mode, default=policy.allocation_mode
     )
     if mode != "dra":
         return False
     try:
-        _require_claims(request, policy)
+        _require_claims(view, request, policy)
     except RequestInvalid as error:
-        if sent.annotations().get(keys.ALLOCATION_MODE):
+        if view.annotations().get(keys.ALLOCATION_MODE):
             raise
         warnings.append(f"the pod stays in allocation mode device-plugin: {error}")
         return False
-    if not is_claimed(sent):
-        claimed.require_own_claim(sent)
+    if not is_claimed(view):
+        claimed.require_own_claim(view)
     return True
 
 
-def _require_claims(request: PodRequest, policy: AdmissionPolicy) -> None:
+def _require_claims(view: PodView, request: PodRequest, policy: AdmissionPolicy) -> None:
     """Raise ``RequestInvalid`` if no claim can serve the request here."""
+    if keys.ALTERNATIVES in view.annotations():
+        raise RequestInvalid(
+            field="allocation mode dra",
+            problem="a claim names devices of one vendor, and the pod asks without a vendor",
+            fix=f"set annotation {keys.ALLOCATION_MODE}: device-plugin",
+        )
     if not policy.dra_enabled:
         raise RequestInvalid(
             field="allocation mode dra",
@@ -457,8 +469,11 @@ def _is_sole(view: PodView, catalog: Catalog) -> bool:
 
 def _vendors_by_container(request: PodRequest | None) -> dict[str, set[str]]:
     """Return the vendors of the devices of each container that has a share."""
-    containers = request.containers if request else ()
-    return {asker.name: {one.vendor for one in asker.requests} for asker in containers}
+    found: dict[str, set[str]] = {}
+    for choice in options(request) if request else ():
+        for asker in choice.containers:
+            found.setdefault(asker.name, set()).update(one.vendor for one in asker.requests)
+    return found
 
 
 def _process_warnings(draft: Draft, view: PodView, request: PodRequest) -> list[str]:
@@ -478,12 +493,13 @@ def _raise_limits(
     """Add the device memory that recall may move to the host to memory limits; returns warnings."""
     metadata = draft.metadata
     annotations: dict[str, str] = metadata.get("annotations") or {}
+    vendors = {one.name for one in catalog.vendors if one.capability.memory_recalled}
     raised = hostmemory.raise_limits(
         draft.spec,
         [draft.seen(index) for index in range(len(view.containers_in_order()))],
         annotations,
-        request,
-        vendors={one.name for one in catalog.vendors if one.capability.memory_recalled},
+        _by_vendor_of(request, vendors),
+        vendors=vendors,
     )
     for index, resources in raised.resources.items():
         draft.container(index)["resources"] = resources
@@ -494,9 +510,20 @@ def _raise_limits(
     return raised.warnings
 
 
+def _by_vendor_of(request: PodRequest, vendors: Collection[str]) -> PodRequest:
+    """Return the first alternative with a device of one of the vendors, else the first of all."""
+    choices = options(request)
+    mine = (
+        choice
+        for choice in choices
+        if any(one.vendor in vendors for asker in choice.containers for one in asker.requests)
+    )
+    return next(mine, choices[0])
+
+
 def _hide_devices(draft: Draft, view: PodView, request: PodRequest) -> None:
     """Set the variables that hide devices in containers that request none."""
-    vendors = {one.vendor for asker in request.containers for one in asker.requests}
+    vendors = set().union(*_vendors_by_container(request).values())
     hiding = dict(HIDING_ALWAYS) | {
         name: value for vendor in sorted(vendors) for name, value in HIDING.get(vendor, {}).items()
     }
@@ -514,15 +541,20 @@ def _continue_trace(annotations: dict[str, str], traceparent: str) -> dict[str, 
 
 
 def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChanges]]:
-    """Return the changes of each requested vendor, per container in kubelet's order."""
-    return [
-        [
-            changes
-            for vendor in catalog.asked(container)
-            if (changes := vendor.admit(_without_pins(container), view.annotations())) is not None
-        ]
-        for _, container in view.containers_in_order()
-    ]
+    """Return the changes of each requested vendor, per container in kubelet's order.
+
+    Alternatives change no resources: the pod keeps its neutral ones.
+    """
+    found: list[list[ContainerChanges]] = [[] for _ in view.containers_in_order()]
+    for written in views_of(view):
+        for own, (_, container) in zip(found, written.containers_in_order(), strict=True):
+            for vendor in catalog.asked(container):
+                changes = vendor.admit(_without_pins(container), written.annotations())
+                if changes is not None and written is not view:
+                    changes = replace(changes, set_limits={}, remove_resources=())
+                if changes is not None:
+                    own.append(changes)
+    return found
 
 
 def _without_pins(container: ContainerView) -> ContainerView:

@@ -30,7 +30,12 @@ _GUARDED_OF_CLAIMS = re.compile(
     r"/spec/(resourceClaims|volumes|(containers|initContainers)/\d+/(resources|volumeMounts))"
 )
 """Paths by which a pod in mode ``dra`` uses its claim, and by which volumes hide the agent's."""
-_SETTLED_AT_CREATION = (keys.CLAIMED_RESOURCES, keys.ALLOCATION_MODE)
+_SETTLED_AT_CREATION = (
+    keys.CLAIMED_RESOURCES,
+    keys.ALLOCATION_MODE,
+    keys.ALTERNATIVES,
+    keys.SKU,
+)
 
 
 def settled(view: PodView, at: Circumstances) -> Circumstances:

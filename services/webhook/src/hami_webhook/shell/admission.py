@@ -11,6 +11,7 @@ share of the processor's time and publish a bounded rate of events, per source.
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from opentelemetry.trace import SpanKind
@@ -29,6 +30,7 @@ from hami_common.pods.podview import PodView
 from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, error_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent
+from hami_common.skus.catalog import SkuCatalog
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy, Circumstances, Verdict, mutate
 from hami_webhook.core.validate import (
@@ -73,7 +75,10 @@ class Admission:
         metrics: Metrics,
         events: AdmissionEvents,
         callers: Callers,
+        skus: Callable[[], SkuCatalog | None] = lambda: None,
     ) -> None:
+        """``skus`` returns the catalog of SKUs in force."""
+        self._skus = skus
         self._callers = callers
         self._catalog = catalog
         self._policy = policy
@@ -185,6 +190,7 @@ class Admission:
                 wire.pod_document(review.object, field="request.object"),
                 view,
                 catalog=self._catalog,
+                skus=self._skus(),
                 policy=self._policy,
                 at=at,
             )
