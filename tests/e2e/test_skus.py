@@ -3,15 +3,19 @@
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
+from click.testing import CliRunner
 
 from hami_common.errors import Denied, RequestInvalid
 from hami_common.pods import annotations as keys
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from hamictl.cli import main
 from tests.support.checker import ledger_of, problems_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.shares_cluster]
@@ -72,6 +76,7 @@ async def cluster(
         pretended_paths=("/usr/local", "/etc"),
         settings={
             "webhook": {"skus_file": str(catalog_file), "config_poll_s": "0.2"},
+            "registry": {"skus_file": str(catalog_file), "config_poll_s": "0.2"},
         },
     )
     async with run_cluster(spec, tmp_path_factory.mktemp("skus")) as cluster:
@@ -143,6 +148,33 @@ async def test_one_pod_runs_on_either_vendor_with_its_environment(cluster: Clust
         "ascend",
     }
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+
+
+async def hamictl(cluster: Cluster, *words: str) -> str:
+    environment = {
+        "HAMICTL_REGISTRY": cluster.url("registry"),
+        "HAMICTL_SCHEDULER": cluster.url("scheduler"),
+    }
+    call = partial(CliRunner().invoke, main, words, env=environment)
+    result = await anyio.to_thread.run_sync(call)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def test_users_see_the_catalog_and_where_a_sku_fits(cluster: Cluster) -> None:
+    catalog = json.loads(await hamictl(cluster, "get", "skus", "-o", "json"))
+    assert [(one["name"], one["version"], one["price_hour"]) for one in catalog["items"]] == [
+        ("s-8g", 3, 1.5),
+        ("s-npu", 1, 0.0),
+    ]
+    assert (catalog["currency"], catalog["neutral"]) == ("CNY", ["nvidia", "ascend"])
+    assert "s-8g" in await hamictl(cluster, "get", "skus")
+    told = json.loads(await hamictl(cluster, "explain", "sku", "s-8g", "-o", "json"))
+    nodes = {one["vendor"]: one["nodes"] for one in told["alternatives"]}
+    assert nodes == {"nvidia": [], "ascend": ["npu"]}, "the pods before hold all T4"
+    text = await hamictl(cluster, "explain", "sku", "s-8g")
+    assert "2. ascend: fits 1 nodes" in text
+    assert "huawei.com/Ascend910B4-memory: 8192" in text
 
 
 async def test_neutral_resources_without_a_sku_and_beside_vendors_of_their_own(

@@ -67,6 +67,7 @@ _LISTS = ("/v1/nodes", "/v1/nodes/{node}", "/v1/devices", "/v1/config", "/v1/usa
 _WHOLE = [path for path in ONE if "{" not in path and path != "/v1/resize"]
 ALL: Mapping[str, set[str]] = {
     **dict.fromkeys((*_LISTS, *_WHOLE), _READERS),
+    "/v1/skus": set(SUBJECTS),
     "/v1/system": {"platform-admin"},
     "/v1/checks": {"platform-admin"},
     "/v1/cordon": {"platform-admin"},

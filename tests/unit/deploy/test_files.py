@@ -12,6 +12,8 @@ import yaml
 
 from hami_common import namespaces
 from hami_common.runtime.settings import ServiceSettings, load
+from hami_common.skus import catalog as skus
+from hami_common.vendors.catalog import Catalog
 from hami_core.quota import queues
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
@@ -84,6 +86,42 @@ def test_queues_file_is_mounted_where_the_scheduler_reads_it_and_is_parsed() -> 
         if path.stem == "scheduler":
             file = Path(tomllib.loads(path.read_text())["queues_file"])
             assert (str(file.parent), file.name) == (mounted["queues"], Path(source).name), path
+
+
+def test_catalog_of_skus_is_mounted_where_webhook_and_registry_read_it_and_is_parsed() -> None:
+    """Under a name without a hash, as the queues file."""
+    base = yaml.safe_load((KUSTOMIZE / "base/kustomization.yaml").read_text())
+    (entry,) = (one for one in base["configMapGenerator"] if one["name"] == "hami-skus")
+    assert entry["options"] == {"disableNameSuffixHash": True}
+    (source,) = entry["files"]
+    vendors = Catalog.from_settings()
+    assert not skus.parse((KUSTOMIZE / "base" / source).read_bytes(), vendors=vendors).skus
+    for service in ("webhook", "registry"):
+        (pod,) = (pod for where, pod in pods() if where == f"base/{service}.yaml:Deployment")
+        (volume,) = (one for one in pod["volumes"] if one["name"] == "skus")
+        assert volume["configMap"]["name"] == entry["name"]
+        (container,) = (one for one in pod["containers"] if one["name"] == service)
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        paths = [path for path in CONFIGURATIONS if path.stem == service]
+        for path in paths:
+            file = Path(tomllib.loads(path.read_text())["skus_file"])
+            assert (str(file.parent), file.name) == (mounted["skus"], Path(source).name), path
+
+
+def test_profiles_replace_the_catalog_or_the_queues_by_valid_ones() -> None:
+    """One profile lets tenants ask by SKU only, the other divides capacity among departments."""
+    components = KUSTOMIZE / "components"
+    for profile, name in (("public-cloud", "hami-skus"), ("private-cloud", "hami-queues")):
+        document = yaml.safe_load((components / profile / "kustomization.yaml").read_text())
+        (entry,) = document["configMapGenerator"]
+        assert (entry["name"], entry["behavior"]) == (name, "replace")
+        assert entry["options"] == {"disableNameSuffixHash": True}
+    text = (components / "public-cloud/skus.toml").read_bytes()
+    catalog = skus.parse(text, vendors=Catalog.from_settings())
+    assert catalog.file.required
+    assert {sku.service_class for sku in catalog.skus} == {"guaranteed", "burstable", "spot"}
+    tree = tomllib.loads((components / "private-cloud/queues.toml").read_text())
+    assert "research" in queues.parse(tree, vendors=()).queues
 
 
 def test_pods_that_wait_are_tried_again_within_two_seconds_of_returned_capacity() -> None:

@@ -67,6 +67,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     is_namespace_in_body: bool = False
 
 
+_CALLERS = Rule(rights=())
+"""Every caller with a valid token."""
 _DEVICES = Rule(rights=(DEVICES,))
 _ALLOCATIONS = Rule(rights=(ALLOCATIONS,))
 _ALL_NAMESPACES = Rule(rights=(ALLOCATIONS,), if_clusterwide=(DEVICES,))
@@ -81,6 +83,7 @@ ROUTES: Final[Mapping[Route, Rule]] = {
     ("GET", "/v1/nodes/{node}"): _EVERYTHING,
     ("GET", "/v1/devices"): _DEVICES,
     ("GET", "/v1/config"): _DEVICES,
+    ("GET", "/v1/skus"): _CALLERS,
     ("GET", "/v1/fleet"): _FLEET,
     ("GET", "/v1/fleet/events"): _FLEET,
     ("GET", "/v1/capacity"): _FLEET,

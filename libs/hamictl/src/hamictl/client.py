@@ -239,6 +239,43 @@ class Capacity(msgspec.Struct, frozen=True):
     items: tuple[ModelCapacity, ...]
 
 
+class SkuAlternative(msgspec.Struct, frozen=True, kw_only=True):
+    """One vendor by which a SKU can be served."""
+
+    vendor: str
+    types: tuple[str, ...]
+    limits: dict[str, str]
+    annotations: dict[str, str]
+
+
+class Sku(msgspec.Struct, frozen=True, kw_only=True):
+    """One SKU of the catalog."""
+
+    name: str
+    version: int
+    state: str
+    successor: str
+    service_class: str = msgspec.field(name="class")
+    devices: int
+    memory_mib: int
+    compute_pct: int
+    link: str
+    min_isolation: str
+    price_hour: float
+    alternatives: tuple[SkuAlternative, ...]
+
+
+class Skus(msgspec.Struct, frozen=True, kw_only=True):
+    """Response of ``/v1/skus``."""
+
+    digest: str
+    problem: str
+    currency: str
+    required: bool
+    neutral: tuple[str, ...]
+    items: tuple[Sku, ...]
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """Response of ``/v1/explain``."""
 

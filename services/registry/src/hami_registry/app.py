@@ -54,14 +54,16 @@ from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.skufile import SkuFileWatch
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import StartedOnce, background
+from hami_common.vendors.catalog import Catalog
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
-from hami_registry.shell import historyapi, meteringapi, openapi
+from hami_registry.shell import historyapi, meteringapi, openapi, skuapi
 from hami_registry.shell.agents import Agents
 from hami_registry.shell.api import Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
@@ -80,6 +82,7 @@ from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.session import Sessions
+from hami_registry.shell.skuapi import SkuApi
 from hami_registry.shell.system import System, follow_admissions
 from hami_registry.shell.views import Views
 
@@ -108,6 +111,11 @@ class _Parts:
         self.kube: KubeApi | None = None
         """Set while the API server is connected."""
         self.config_file = ConfigFile(settings.device_config_file, metrics=self.metrics)
+        self.skus = SkuFileWatch(
+            settings.skus_file,
+            vendors=Catalog.from_settings(settings.vendors),
+            registry=context.registry,
+        )
         self.writer = CanonicalWriter(
             inventory=Inventory(self.config_file.load()),
             bucket=NatsBucket(bus, subjects.DEVICES_BUCKET),
@@ -243,6 +251,8 @@ async def serve_registry(
                 await _start_authenticator(group, context, bus, parts)
             group.start_soon(keep, "canonical devices", partial(_write, parts.writer, settings))
             group.start_soon(keep, "device configuration", partial(_watch_config, parts, settings))
+            watch_skus = partial(parts.skus.watch, context.clock, every_s=settings.config_poll_s)
+            group.start_soon(keep, "catalog of SKUs", watch_skus)
             if settings.watch_nodes or settings.bus_issuer_seed_file or settings.auth != "none":
                 group.start_soon(keep, "Kubernetes", partial(_with_kube, parts, settings))
             if tls is not None:
@@ -414,6 +424,7 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
                 **parts.api.routes(),
                 **routes_of(historyapi.OPERATIONS, parts.history_api, parts.views),
                 **routes_of(meteringapi.OPERATIONS, parts.metering_api, parts.views),
+                **routes_of(skuapi.OPERATIONS, SkuApi(parts.skus), parts.views),
             }
         ),
         **gateway.guarded(gate),

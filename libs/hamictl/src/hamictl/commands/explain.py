@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hamictl explain``: shows why a pod is placed where it is, or pending.
+"""``hamictl explain``: shows why a pod is placed where it is, or pending; where a SKU fits.
 
 The registry has the recorded decisions, with the devices of the closest nodes and the terms of the
 score. The current verdict of a pending pod, and the ways to start it, are computed here with the
@@ -44,7 +44,7 @@ from hami_core.planning.ways import Occupant, Standing, Surroundings, Way, stand
 from hami_core.replay.questions import inventory_of
 from hami_core.replay.snapshot import Snapshot, load
 from hami_core.replay.tenants import Running, surroundings, tenants_of
-from hamictl import claimviews, client, kube, options, output
+from hamictl import claimviews, client, kube, options, output, skufits
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 from hamictl.manifests import read_running
@@ -196,6 +196,41 @@ def claim(name: str, namespace: str, registry: str, kubeconfig: str, format_: st
     ):
         if text:
             click.echo(f"    {label}: {text}")
+
+
+@explain.command()
+@click.argument("name")
+@options.scheduler_option
+@options.registry_option
+@options.format_option
+def sku(name: str, scheduler: str, registry: str, format_: str) -> None:
+    """Explain what a SKU expands to, and where it fits now."""
+    catalog = client.read(client.Skus, registry, "/v1/skus")
+    found = next((one for one in catalog.items if one.name == name), None)
+    if found is None:
+        message = f"SKU {name} is not in the catalog; see hamictl get skus"
+        raise Absent(message)
+    body = client.fetch(scheduler, "/v1/snapshot")
+    snapshot = decode_snapshot(body, what=f"{scheduler}/v1/snapshot")
+    answer = skufits.explain(found, currency=catalog.currency, snapshot=snapshot)
+    if output.structured(answer, format_):
+        return
+    price = f", {found.price_hour} {catalog.currency} per hour" if found.price_hour else ""
+    click.echo(f"SKU {found.name}@{found.version}: {found.state}, {found.service_class}{price}")
+    if found.state != "active":
+        click.echo(f"  new pods are refused; successor: {found.successor or 'none'}")
+    for number, one in enumerate(answer.alternatives, start=1):
+        types = f" of types {', '.join(one.types)}" if one.types else ""
+        click.echo(f"  {number}. {one.vendor}{types}: fits {len(one.nodes)} nodes")
+        for resource, amount in sorted(one.limits.items()):
+            click.echo(f"       {resource}: {amount}")
+        if one.nodes:
+            more = len(one.nodes) - NODES_SHOWN
+            shown = one.nodes if format_ == "wide" or more <= 0 else one.nodes[:NODES_SHOWN]
+            rest = f" and {more} more" if len(shown) < len(one.nodes) else ""
+            click.echo(f"     nodes: {', '.join(shown)}{rest}")
+        for count, text in one.refusals[: None if format_ == "wide" else NODES_SHOWN]:
+            click.echo(f"     {count} nodes: {text}")
 
 
 def explain_claim(namespace: str, name: str, *, registry: str, kubeconfig: str) -> ClaimExplanation:

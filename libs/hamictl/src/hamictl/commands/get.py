@@ -9,7 +9,7 @@ from hami_common.model.quarantine import QuarantinedObject
 from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
 from hamictl import claimviews, client, kube, options, output, quotatables
-from hamictl.client import Allocation, Device, ModelCapacity, Node
+from hamictl.client import Allocation, Device, ModelCapacity, Node, Sku
 from hamictl.commands import history
 
 _CLOCK = SystemClock()
@@ -257,6 +257,42 @@ def _quarantined(one: QuarantinedObject, *, is_wide: bool) -> list[object]:
     ]
     if is_wide:
         row += [output.age(now_s - one.last_s), one.key]
+    return row
+
+
+@get.command()
+@options.registry_option
+@options.format_option
+def skus(registry: str, format_: str) -> None:
+    """List SKUs with their prices, and the vendors that serve them."""
+    answer = client.read(client.Skus, registry, "/v1/skus")
+    if output.structured(answer, format_):
+        return
+    if answer.problem:
+        click.echo(f"The catalog of SKUs is not in force: {answer.problem}", err=True)
+    headings = ["SKU", "VERSION", "STATE", "CLASS", "DEVICES", "MEMORY MIB", "CORES %"]
+    headings += [f"PRICE {answer.currency or '-'}/H", "VENDORS"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["LINK", "ISOLATION", "SUCCESSOR"]
+    rows = [_sku(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="No SKUs found.")
+
+
+def _sku(one: Sku, *, is_wide: bool) -> list[object]:
+    row: list[object] = [
+        one.name,
+        one.version,
+        one.state,
+        one.service_class,
+        one.devices,
+        one.memory_mib or "whole",
+        one.compute_pct or "-",
+        one.price_hour or "-",
+        ",".join(dict.fromkeys(alternative.vendor for alternative in one.alternatives)),
+    ]
+    if is_wide:
+        row += [one.link or "-", one.min_isolation or "-", one.successor or "-"]
     return row
 
 

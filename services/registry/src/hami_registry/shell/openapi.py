@@ -7,13 +7,14 @@ The committed copy is docs/openapi/registry.json (tools/gen_openapi.py).
 from typing import Any
 
 from hami_common.runtime import openapi
-from hami_registry.shell import api, cordonapi, gateway, historyapi, meteringapi, session
+from hami_registry.shell import api, cordonapi, gateway, historyapi, meteringapi, session, skuapi
 from hami_registry.shell.api import DEVICES_SEQ, LEDGER_SEQ, STATE_SEQ
 
 OPERATIONS = (
     *api.OPERATIONS,
     *historyapi.OPERATIONS,
     *meteringapi.OPERATIONS,
+    *skuapi.OPERATIONS,
     *session.OPERATIONS,
     *cordonapi.OPERATIONS,
 )
