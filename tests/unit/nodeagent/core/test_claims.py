@@ -586,3 +586,34 @@ def test_refusal_codes_are_stable() -> None:
         "request-invalid",
         "state-failed",
     ]
+
+
+NEUTRAL = "hami.io/accelerators"
+
+
+@pytest.mark.parametrize(("resource", "vendor"), [(GPU, "nvidia"), (NPU, "ascend")])
+def test_neutral_resource_gives_the_shares_of_the_vendor_that_the_ledger_names(
+    resource: str, vendor: str
+) -> None:
+    """Kubelet counts neutral devices; the vendor's may be another number of them."""
+    pod = Given("pod", ("main", "app", {resource: 2}))
+    asks = {NEUTRAL: (replace(pod.facts.asks_by_resource[resource][0], count=1),)}
+    pod.facts = replace(pod.facts, asks_by_resource=asks)
+    seen = view(pod)
+    asked = replace(request("x"), vendor="", resource=NEUTRAL)
+    decision = decide(seen, [pod.listed()], asked)
+    assert isinstance(decision, Claim)
+    assert decision.vendor == vendor
+    assert [one.uuid for one in decision.own] == [f"{vendor}-0", f"{vendor}-1"]
+    grant = grant_of(decision, asked, seen)
+    assert (grant.vendor, grant.resource, grant.ids) == (vendor, NEUTRAL, ("x",))
+
+
+def test_neutral_resource_of_a_container_without_shares_is_refused() -> None:
+    pod = Given("pod", ("main", "app", {}))
+    ask = replace(Given("other").facts.asks_by_resource[GPU][0], count=1)
+    pod.facts = replace(pod.facts, asks_by_resource={NEUTRAL: (ask,)})
+    decision = decide(view(pod), [pod.listed()], replace(request("x"), vendor="", resource=NEUTRAL))
+    assert code_of(decision) == Code.NOT_IN_ALLOCATION
+    assert isinstance(decision, Refuse)
+    assert "holds no share for container main" in decision.text

@@ -3,6 +3,7 @@
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from hami_common.skus.expansion import ACCELERATORS
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.shell.picture import Picture
 from tests.unit.nodeagent.core.builders import NODE, device
@@ -74,4 +75,33 @@ def test_vendor_is_served_while_kubelet_holds_one_of_its_plugins() -> None:
     assert picture.served == {"metax"}
     assert not changed.is_set()
     picture.note_served("metax", served=False, resource="metax-tech.com/sgpu")
+    assert picture.served == frozenset()
+
+
+def test_neutral_resource_has_the_devices_of_every_vendor_and_serves_none_of_them() -> None:
+    catalog = Catalog.from_settings()
+    picture = Picture(node=NODE, advertised=lambda one: catalog.vendor(one.vendor).advertised(one))
+    for vendor in ("nvidia", "ascend"):
+        picture.set_canonical(
+            NodeDevices(
+                node=NODE,
+                vendor=vendor,
+                boot_id="",
+                seq=1,
+                time_s=0,
+                config_generation=1,
+                devices=(device(0, vendor=vendor, type="Ascend910B4", slots=2),),
+            )
+        )
+    neutral = picture.splits("", ACCELERATORS).all
+    assert [split.id for split in neutral] == [
+        "ascend-0::0",
+        "ascend-0::1",
+        "nvidia-0::0",
+        "nvidia-0::1",
+    ]
+    picture.set_health("ascend", faulty=frozenset({"ascend-0"}), sound=frozenset())
+    healthy = {split.uuid: split.healthy for split in picture.splits("", ACCELERATORS).all}
+    assert healthy == {"ascend-0": False, "nvidia-0": True}
+    picture.note_served("", served=True, resource=ACCELERATORS)
     assert picture.served == frozenset()

@@ -700,7 +700,8 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
                 "its share is not for; delete the pod",
             )
         devices.append(device)
-    if len(request.ids) not in {len(own), *_units(own, devices)}:
+    # An alternative may have another number of devices than the neutral demand.
+    if request.vendor and len(request.ids) not in {len(own), *_units(own, devices)}:
         return Refuse(
             code=Code.COUNT_MISMATCH,
             text=f"kubelet names {len(request.ids)} devices for container {meant.container} of pod "

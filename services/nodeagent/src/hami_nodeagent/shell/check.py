@@ -183,7 +183,9 @@ class SelfCheck:
         for shares in entry.record.containers:
             own = [share for share in shares.shares if vendor in ("", share.vendor)]
             # HAMi's grants may count more devices than were given, see hami_common.compat.adoption.
-            is_all = bool(own) and (len(own) == len(shown.ids) or bool(entry.record.origin))
+            # The neutral resource may count others than the alternative that was chosen.
+            is_any = bool(entry.record.origin) or not vendor
+            is_all = bool(own) and (len(own) == len(shown.ids) or is_any)
             if shares.name == shown.container and is_all:
                 return Grant(
                     pod_uid=pod.uid,

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalog of SKUs: what a SKU expands to, and errors that name the field and the fix."""
+
+import re
+
+import pytest
+
+from hami_common.errors import RequestInvalid, SettingsInvalid
+from hami_common.skus.catalog import Demand, SkuCatalog, parse
+from hami_common.vendors.catalog import Catalog, VendorSettings
+
+VENDORS = Catalog.from_settings()
+_ASCEND = '[[sku.alternative]]\nvendor = "ascend"\nresource = "huawei.com/Ascend910B4"'
+GOOD = """
+currency = "USD"
+
+[[sku]]
+name = "s-8g"
+version = 2
+class = "guaranteed"
+devices = 2
+memory_mib = 8192
+compute_pct = 25
+link = "numa"
+min_isolation = "memory=C"
+price_hour = 0.4
+[[sku.alternative]]
+vendor = "nvidia"
+types = ["A100"]
+[[sku.alternative]]
+vendor = "cambricon"
+devices = 1
+compute_pct = 30
+[[sku.alternative]]
+vendor = "biren"
+memory_mib = 0
+compute_pct = 0
+
+[[sku]]
+name = "old"
+state = "retired"
+successor = "s-8g"
+[[sku.alternative]]
+vendor = "nvidia"
+
+[[neutral]]
+vendor = "nvidia"
+[[neutral]]
+vendor = "ascend"
+resource = "huawei.com/Ascend910B4"
+"""
+
+
+def catalog_of(text: str) -> SkuCatalog:
+    return parse(text, vendors=VENDORS)
+
+
+def test_sku_expands_to_the_limits_of_each_vendor_in_order() -> None:
+    catalog = catalog_of(GOOD)
+    sku = catalog.active("s-8g", where="pod")
+    assert sku.title == "s-8g@2"
+    found = catalog.expand(sku, "main")
+    assert [(one.vendor, one.types, one.limits["main"]) for one in found] == [
+        (
+            "nvidia",
+            ("A100",),
+            {
+                "nvidia.com/gpu": "2",
+                "nvidia.com/gpumem": "8192",
+                "nvidia.com/gpucores": "25",
+            },
+        ),
+        (
+            "cambricon",
+            (),
+            {
+                "cambricon.com/vmlu": "1",
+                "cambricon.com/mlu.smlu.vmemory": "32",
+                "cambricon.com/mlu.smlu.vcore": "30",
+            },
+        ),
+        ("biren", (), {"birentech.com/gpu": "2"}),
+    ]
+
+
+def test_neutral_demand_expands_to_the_vendors_that_can_serve_it() -> None:
+    catalog = catalog_of(GOOD)
+    both = catalog.expand_neutral({"main": Demand(memory_mib=4096)})
+    assert [one.vendor for one in both] == ["nvidia", "ascend"]
+    several = catalog.expand_neutral({"main": Demand(devices=2, memory_mib=4096)})
+    assert [one.vendor for one in several] == ["nvidia"], "a part of one chip only"
+
+
+def test_neutral_demand_without_vendors_is_refused() -> None:
+    with pytest.raises(RequestInvalid, match="names no vendor for them"):
+        catalog_of("").expand_neutral({"main": Demand()})
+
+
+def test_unknown_and_retired_skus_are_refused_with_what_to_write() -> None:
+    catalog = catalog_of(GOOD)
+    with pytest.raises(RequestInvalid, match=re.escape("is not a SKU of this cluster; did you")):
+        catalog.active("s-8gb", where="pod")
+    with pytest.raises(RequestInvalid, match=re.escape("SKU old@1 is retired; ask for s-8g")):
+        catalog.active("old", where="pod")
+
+
+def changed(before: str, after: str) -> str:
+    assert before in GOOD
+    return GOOD.replace(before, after, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "part"),
+    [
+        ("[[sku]", "catalog of SKUs", "is not TOML"),
+        (changed('currency = "USD"', 'curency = "USD"'), "catalog of SKUs: curency", "currency"),
+        (changed("devices = 2", "device = 2"), "sku s-8g: device", "did you mean devices"),
+        (changed("devices = 2", "devices = 0"), "sku s-8g: devices", "outside 1..64"),
+        (changed("devices = 2", 'devices = "2"'), "sku[0].devices", "Expected `int`"),
+        (changed("compute_pct = 25", "compute_pct = 125"), "sku s-8g: compute_pct", "0..100"),
+        (changed("version = 2", "version = 0"), "sku s-8g: version", "below 1"),
+        (changed('name = "s-8g"', 'name = "S 8G"'), "sku 'S 8G': name", "lower case"),
+        (changed('name = "old"', 'name = "s-8g"'), "sku s-8g: name", "is there twice"),
+        (changed('class = "guaranteed"', 'class = "gold"'), "sku s-8g: class", "burstable"),
+        (changed('state = "retired"', 'state = "off"'), "sku old: state", "retired"),
+        (changed('successor = "s-8g"', 'successor = "s-9"'), "sku old: successor", "s-8g"),
+        (changed('successor = "s-8g"', 'successor = "old"'), "sku old: successor", "another SKU"),
+        (changed("price_hour = 0.4", "price_hour = -1.0"), "sku s-8g: price_hour", "no price"),
+        (changed("price_hour = 0.4", "price_hour = nan"), "sku s-8g: price_hour", "no price"),
+        (changed('currency = "USD"', ""), "currency", "ISO 4217"),
+        (changed('link = "numa"', 'link = "near"'), "sku[0].link", "Invalid enum value"),
+        (changed('"memory=C"', '"memory=X"'), "sku s-8g: min_isolation", "grade"),
+        (
+            changed('vendor = "nvidia"', 'vendor = "nvida"'),
+            "sku s-8g: alternative 1 (nvida): vendor",
+            "did you mean nvidia",
+        ),
+        (
+            changed("memory_mib = 0\ncompute_pct = 0", "compute_pct = 0"),
+            "sku s-8g: alternative 3 (biren): memory_mib",
+            "write memory_mib = 0",
+        ),
+        (
+            changed("memory_mib = 0\ncompute_pct = 0", "memory_mib = 0"),
+            "sku s-8g: alternative 3 (biren): compute_pct",
+            "write compute_pct = 0",
+        ),
+        (
+            changed('vendor = "biren"', 'vendor = "ascend"\nresource = "huawei.com/Ascend"'),
+            "sku s-8g: alternative 3 (ascend): resource",
+            "count resource of ascend",
+        ),
+        (
+            changed('vendor = "biren"', 'vendor = "nvidia"\nannotations = { "hami.io/x" = "1" }'),
+            "sku s-8g: alternative 3 (nvidia): annotations",
+            "not the vendor's",
+        ),
+        (
+            changed(
+                '[[neutral]]\nvendor = "nvidia"', '[[neutral]]\nvendor = "nvidia"\ndevices = 1'
+            ),
+            "neutral 1 (nvidia)",
+            "which the pod itself gives",
+        ),
+        ('[[sku]]\nname = "a"\nalternative = []', "sku a: alternative", "names no vendor"),
+        (
+            f'[[sku]]\nname = "a"\n{_ASCEND}\n{_ASCEND.replace("910B4", "310P")}',
+            "sku a: alternative 2 (ascend): resource",
+            "a SKU for each resource",
+        ),
+        (
+            f'[[sku]]\nname = "a"\ncompute_pct = 20\nmemory_mib = 4096\n{_ASCEND}',
+            "sku a: alternative 1 (ascend): resources.limits[huawei.com/Ascend910B4-core]",
+            "follows from its memory",
+        ),
+    ],
+)
+def test_wrong_catalog_is_refused_with_field_and_fix(text: str, field: str, part: str) -> None:
+    with pytest.raises(SettingsInvalid) as caught:
+        catalog_of(text)
+    assert caught.value.field == field
+    assert part in f"{caught.value.problem}; {caught.value.fix}"
+
+
+def test_ignored_vendor_and_mixed_runtime_classes_are_refused() -> None:
+    text = '[[sku]]\nname = "a"\n[[sku.alternative]]\nvendor = "biren"'
+    ignoring = Catalog.from_settings(VendorSettings(ignored=("biren",)))
+    with pytest.raises(SettingsInvalid, match=re.escape("vendors.ignored")):
+        parse(text, vendors=ignoring)
+    from hami_common.vendors.nvidia import NvidiaSettings  # noqa: PLC0415 - one test needs it
+
+    classes = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(runtime_class="nvidia")))
+    with pytest.raises(SettingsInvalid, match="runtime class"):
+        parse(f'{text}\n[[sku.alternative]]\nvendor = "nvidia"', vendors=classes)
+
+
+def test_soft_shares_of_ascend_are_asked_for_by_annotation() -> None:
+    catalog = catalog_of(
+        '[[sku]]\nname = "a"\ncompute_pct = 20\nmemory_mib = 4096\n'
+        '[[sku.alternative]]\nvendor = "ascend"\nresource = "huawei.com/Ascend910B4"\n'
+        'annotations = { "huawei.com/vnpu-mode" = "hami-core" }'
+    )
+    (one,) = catalog.expand(catalog.skus[0], "main")
+    assert one.annotations == {"huawei.com/vnpu-mode": "hami-core"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("compute_pct = 25", "compute_pct = 30", "is still 2"),
+        ("price_hour = 0.4", "price_hour = 0.5", "is still 2"),
+        ("version = 2", "version = 1", "is below 2"),
+        ("compute_pct = 25", "compute_pct = 25\nstate = 'retired'", ""),
+        ("version = 2\n", "version = 3\nstate = 'retired'\n", ""),
+        ("currency", "required = true\ncurrency", ""),
+    ],
+)
+def test_changed_sku_needs_a_new_version(before: str, after: str, problem: str) -> None:
+    later = catalog_of(changed(before, after))
+    if not problem:
+        later.require_successor_of(catalog_of(GOOD))
+        return
+    with pytest.raises(SettingsInvalid, match=problem) as caught:
+        later.require_successor_of(catalog_of(GOOD))
+    assert caught.value.field == "sku s-8g: version"
