@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from hami_common.metrics.families import Group
-from hami_common.runtime import reload
+from hami_common.runtime import reload, skufile
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.supervise import Supervisor
@@ -104,7 +104,9 @@ def rows() -> list[Row]:
         *_grouped("nodeagent", usagemetrics.METER_GROUPS),
         *_grouped("nodeagent", usagemetrics.CAPACITY_GROUPS),
         *_own("registry", registry.Metrics(CollectorRegistry())),
+        *_own("registry", skufile.Metrics(CollectorRegistry())),
         *_own("webhook", webhook.Metrics(CollectorRegistry())),
+        *_own("webhook", skufile.Metrics(CollectorRegistry())),
     ]
     names = [row.name for row in found]
     doubled = sorted({name for name in names if names.count(name) > 1})

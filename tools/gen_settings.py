@@ -3,7 +3,7 @@
 
 Everything between the markers ``generated: settings`` and ``end of generated part`` belongs to this
 program: the settings that all services share, those of each service, the vendors' section, the
-device configuration and the queues file. The effect of a change in the file comes from ``HOT``. A
+device configuration, the queues file and the catalog of SKUs. The effect of a change in the file comes from ``HOT``. A
 setting without text is shown without one.
 """
 
@@ -20,6 +20,7 @@ import hami_registry.settings
 import hami_scheduler.settings
 import hami_webhook.settings
 from hami_common.runtime.settings import ServiceSettings
+from hami_common.skus.catalog import AlternativeConfig, Sku, SkuFile
 from hami_common.vendors.catalog import VendorSettings
 from hami_core.quota.queues import QueueConfig
 from hami_registry.core.device_config import Defaults as DeviceDefaults
@@ -45,6 +46,10 @@ DEVICES = (
 QUEUES = (
     "`[[queue]]` of the file that `queues_file` of the scheduler names, with what it means in"
     " [quota.md](quota.md#queues). A change takes effect at once."
+)
+SKUS = (
+    "The file that `skus_file` of webhook and registry names, with what it means in"
+    " [skus.md](skus.md#the-catalog). A change takes effect at once."
 )
 HEAD = "| setting | type | default | a change takes effect | |\n| --- | --- | --- | --- | --- |"
 PLAIN_HEAD = "| key | type | default | |\n| --- | --- | --- | --- |"
@@ -139,6 +144,13 @@ def tables() -> str:
         "## Queues",
         QUEUES,
         plain_table(QueueConfig),
+        "## SKUs",
+        SKUS,
+        plain_table(SkuFile, without=frozenset({"sku", "neutral"})),
+        "`[[sku]]`:",
+        plain_table(Sku, without=frozenset({"alternative"})),
+        "`[[sku.alternative]]`, and `[[neutral]]` without amounts:",
+        plain_table(AlternativeConfig),
     ]
     return "\n\n".join(parts)
 

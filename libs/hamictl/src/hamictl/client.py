@@ -87,6 +87,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     claim: str = ""
     """ResourceClaim through which the pod gets its shares."""
+    sku: str = ""
+    service_class: str = msgspec.field(default="", name="class")
 
     @property
     def holder(self) -> str:

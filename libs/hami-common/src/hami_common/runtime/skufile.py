@@ -23,6 +23,22 @@ from hami_common.vendors.catalog import Catalog
 _log = logging.getLogger(__name__)
 
 
+class Metrics:
+    """Metrics of the catalog, the same in each service that reads it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.info = Info(
+            "hami_skus",
+            "SHA-256 of the catalog of SKUs in force; empty without a file.",
+            registry=registry,
+        )
+        self.valid = Gauge(
+            "hami_skus_file_valid",
+            "1 while the catalog of SKUs in the file is in force; 0 while an earlier one is.",
+            registry=registry,
+        )
+
+
 class SkuFileWatch:
     """The catalog in force, and the problem of the current file."""
 
@@ -32,16 +48,7 @@ class SkuFileWatch:
         """Reason for which the current file is not in force; empty when it is."""
         self._path = Path(path) if path else None
         self._vendors = vendors
-        self._valid = Gauge(
-            "hami_skus_file_valid",
-            "1 while the catalog of SKUs in the file is in force; 0 while an earlier one is.",
-            registry=registry,
-        )
-        self._info = Info(
-            "hami_skus",
-            "SHA-256 of the catalog of SKUs in force; empty without a file.",
-            registry=registry,
-        )
+        self._metrics = Metrics(registry)
         self.catalog = catalog.empty(vendors) if self._path is None else self._read(self._path)
         self._seen = self._judged = self.catalog.digest
         self._show()
@@ -84,8 +91,8 @@ class SkuFileWatch:
         return catalog.parse(content, vendors=self._vendors, digest=digest_of(content))
 
     def _show(self) -> None:
-        self._valid.set(not self.problem)
-        self._info.info({"digest": self.catalog.digest})
+        self._metrics.valid.set(not self.problem)
+        self._metrics.info.info({"digest": self.catalog.digest})
 
 
 def _content(path: Path) -> tuple[bytes | None, str]:

@@ -119,7 +119,7 @@ def allocations(namespace: str, released: bool, registry: str, format_: str) -> 
     headings = ["NAMESPACE", "POD", "NODE", "STATE", "SHARES", "AGE"]
     is_wide = format_ == "wide"
     if is_wide:
-        headings += ["ENFORCEMENT", "LEDGER", "ALLOCATION"]
+        headings += ["ENFORCEMENT", "SKU", "CLASS", "LEDGER", "ALLOCATION"]
     rows = [_allocation(one, is_wide=is_wide) for one in answer.items]
     output.table(headings, rows, empty="No allocations found.")
 
@@ -135,7 +135,8 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
         output.age(_CLOCK.now_s() - one.reserved_s),
     ]
     if is_wide:
-        row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
+        row += [one.enforcement or "-", one.sku or "-", one.service_class or "-"]
+        row += [one.ledger_seq, one.allocation_id]
     return row
 
 

@@ -10,7 +10,7 @@ of one device, times in Unix seconds.
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hami_common.events.allocation import (
@@ -101,6 +101,10 @@ class AllocationView(Struct, frozen=True, kw_only=True):
     queue: str = ""
     """Queue that the pod names; empty: its namespace decides."""
     priority_class: str = ""
+    sku: str = ""
+    """SKU that the pod was admitted with, ``<name>@<version>``; empty without one."""
+    service_class: str = field(default="", name="class")
+    """Class of that SKU."""
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
@@ -447,5 +451,7 @@ def _allocation_view(known: _Allocation) -> AllocationView | None:
         claim=record.claim,
         held_for=record.held_for,
         queue=record.account.queue if record.account else "",
+        sku=record.sku,
+        service_class=record.service_class,
         priority_class=record.account.priority_class if record.account else "",
     )
