@@ -3,8 +3,8 @@
 
 Everything between the markers ``generated: settings`` and ``end of generated part`` belongs to this
 program: the settings that all services share, those of each service, the vendors' section, the
-device configuration, the queues file and the catalog of SKUs. The effect of a change in the file comes from ``HOT``. A
-setting without text is shown without one.
+device configuration, the queues file and the catalog of SKUs. The effect of a change in the file
+comes from ``HOT``. A setting without text is shown without one.
 """
 
 import sys

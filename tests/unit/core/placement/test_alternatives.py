@@ -135,7 +135,11 @@ def test_quota_of_one_vendor_leaves_the_nodes_of_the_other() -> None:
     everything = allowed(table, request, None, filtered, lambda _: None)
     assert list(everything.left.strings()) == ["a", "b", "c"]
     nothing = allowed(
-        table, request, None, filtered, lambda _: NodeRefusal(code="ResourceQuotaNotFit", text="all")
+        table,
+        request,
+        None,
+        filtered,
+        lambda _: NodeRefusal(code="ResourceQuotaNotFit", text="all"),
     )
     assert len(nothing.left) == 0
     assert sum(len(places) for _, places in nothing.refused) == 3

@@ -5,13 +5,12 @@ Every authenticated caller may read it: users choose from it. Memory in MiB and 
 both per device.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct, field
 
 from hami_common.runtime.httpd import Request, Response, json_response
-from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.openapi import Operation
 from hami_common.runtime.skufile import SkuFileWatch
 from hami_common.skus.catalog import Sku, SkuCatalog
