@@ -54,6 +54,7 @@ _UNITS = (
 
 
 EVERY = "every service"
+SKUS = "registry and webhook"
 
 
 class Row(NamedTuple):
@@ -104,9 +105,8 @@ def rows() -> list[Row]:
         *_grouped("nodeagent", usagemetrics.METER_GROUPS),
         *_grouped("nodeagent", usagemetrics.CAPACITY_GROUPS),
         *_own("registry", registry.Metrics(CollectorRegistry())),
-        *_own("registry", skufile.Metrics(CollectorRegistry())),
+        *_own(SKUS, skufile.Metrics(CollectorRegistry())),
         *_own("webhook", webhook.Metrics(CollectorRegistry())),
-        *_own("webhook", skufile.Metrics(CollectorRegistry())),
     ]
     names = [row.name for row in found]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -168,7 +168,7 @@ def _grouped(service: str, groups: Sequence[Group[Any]]) -> list[Row]:
 def catalogue(found: Sequence[Row]) -> str:
     """All tables."""
     parts = []
-    for service in (EVERY, "scheduler", "nodeagent", "registry", "webhook"):
+    for service in (EVERY, "scheduler", "nodeagent", "registry", "webhook", SKUS):
         mine = [row for row in found if row.service == service]
         parts.append(f"### {service}")
         parts.append(_table([row for row in mine if row.names in ("", "hami")]))

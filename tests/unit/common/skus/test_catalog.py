@@ -113,7 +113,11 @@ def changed(before: str, after: str) -> str:
     ("text", "field", "part"),
     [
         ("[[sku]", "catalog of SKUs", "is not TOML"),
-        (changed('currency = "USD"', 'curency = "USD"'), "catalog of SKUs: curency", "currency"),
+        (
+            changed('currency = "USD"', 'currencies = "USD"'),
+            "catalog of SKUs: currencies",
+            "currency",
+        ),
         (changed("devices = 2", "device = 2"), "sku s-8g: device", "did you mean devices"),
         (changed("devices = 2", "devices = 0"), "sku s-8g: devices", "outside 1..64"),
         (changed("devices = 2", 'devices = "2"'), "sku[0].devices", "Expected `int`"),
