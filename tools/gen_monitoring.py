@@ -142,6 +142,12 @@ CLUSTER: Final[tuple[Panel, ...]] = (
         ),
     ),
     (
+        "Devices of idle allocations",
+        "timeseries",
+        "none",
+        (("max(hami_registry_idle_devices)", "whole devices"),),
+    ),
+    (
         "Containers per device",
         "timeseries",
         "none",

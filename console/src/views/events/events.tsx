@@ -36,6 +36,8 @@ const KINDS = [
   "decision",
   "admission",
   "usage",
+  "idle",
+  "idleaction",
   "breach",
   "quarantine",
 ] as const;

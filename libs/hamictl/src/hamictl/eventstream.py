@@ -31,6 +31,8 @@ KINDS = (
     "decision",
     "admission",
     "usage",
+    "idle",
+    "idleaction",
     "breach",
 )
 START_S = 5.0
@@ -202,6 +204,11 @@ def summary(event: Event) -> str:
             text = f"{len(record.get('devices') or [])} devices of {record.get('vendor')}"
         case "usage":
             text = f"{len(record.get('shares') or [])} shares"
+        case "idle":
+            hours = float(record.get("lost_s", 0)) / 3600
+            text = f"{record.get('change')}, {hours:.2f} device hours lost"
+        case "idleaction":
+            text = f"{record.get('policy')}: {record.get('outcome')}"
         case _:
             text = ""
     more = record.get("reason") or record.get("error") or record.get("code") or ""

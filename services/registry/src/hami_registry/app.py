@@ -77,6 +77,7 @@ from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
 from hami_registry.shell.historyapi import HistoryApi
+from hami_registry.shell.idle import IdleWatch
 from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
@@ -303,6 +304,17 @@ async def _start_following(
     group.start_soon(keep, "decisions", partial(views.follow_decisions, bus, publisher))
     group.start_soon(keep, "heartbeats", partial(views.follow_heartbeats, bus))
     group.start_soon(keep, "usage", partial(parts.fleet.follow_usage, bus, quarantine))
+    idle = IdleWatch(
+        bus=bus,
+        history=parts.history,
+        projection=parts.views.projection,
+        after_s=settings.idle_after_s,
+        replica=parts.replica,
+        clock=context.clock,
+        metrics=metrics,
+        quarantine=quarantine,
+    )
+    group.start_soon(keep, "idle allocations", idle.run)
     group.start_soon(keep, "fleet", parts.fleet.run)
     group.start_soon(keep, "capacity", parts.fleet.measure_capacity)
     group.start_soon(keep, "reports", reports.run)

@@ -122,4 +122,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Maximum lifetime of a login to the bus; agents renew theirs well before."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""
+    idle_after_s: float = 1800.0
+    """Time without any work on its devices after which an allocation is published as idle, see
+    docs/usage.md; 0: never.
+    """
     prices: Prices = Prices()

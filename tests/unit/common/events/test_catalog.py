@@ -128,6 +128,8 @@ def test_subjects_are_those_that_are_published(family: EventFamily) -> None:
         "decision": subjects.decision_event("ns", "pod.x"),
         "admission": subjects.admission_event("ns", "pod-"),
         "usage": subjects.usage_event("n.x"),
+        "idleaction": subjects.idle_action_event("n.x", "u"),
+        "idle": subjects.idle_event("n.x", "u"),
         "breach": subjects.breach_event("n.x", ""),
         "quarantine": subjects.quarantine_event("scheduler", "pod.x"),
     }[family.word]

@@ -84,6 +84,7 @@ def scheduler() -> Grant:
             subjects.kv_subject(subjects.ALLOC_BUCKET, "*.*"),
             subjects.kv_subject(subjects.STATE_BUCKET, "*.*"),
             f"{subjects.EVENT_PREFIX}.decision.*.*",
+            f"{subjects.EVENT_PREFIX}.idleaction.*.*",
             f"{subjects.EVENT_PREFIX}.quarantine.scheduler.*",
             f"{subjects.DEAD_LETTER_PREFIX}.scheduler.>",
             f"{subjects.ASK_PREFIX}.*.*",
@@ -103,13 +104,14 @@ def scheduler() -> Grant:
 
 
 def registry() -> Grant:
-    """Writes canonical devices and dead letters, reads everything, asks and answers agents."""
+    """Writes canonical devices, idle times and dead letters, reads all, asks and answers agents."""
     logs = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM, subjects.DEAD_LETTERS_STREAM)
     return Grant(
         account=HAMI,
         publish=(
             subjects.kv_subject(subjects.DEVICES_BUCKET, "*.*"),
             f"{subjects.EVENT_PREFIX}.quarantine.registry.*",
+            f"{subjects.EVENT_PREFIX}.idle.*.*",
             f"{subjects.DEAD_LETTER_PREFIX}.>",
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),

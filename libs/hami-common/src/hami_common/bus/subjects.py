@@ -43,6 +43,8 @@ NODES_OWN: Mapping[str, str] = {
     f"{EVENT_PREFIX}.breach": "pod_uid",
     f"{EVENT_PREFIX}.partition": "vendor",
     f"{EVENT_PREFIX}.usage": "",
+    f"{EVENT_PREFIX}.idle": "pod_uid",
+    f"{EVENT_PREFIX}.idleaction": "pod_uid",
     f"$KV.{DEVICES_BUCKET}": "vendor",
     f"$KV.{ALLOC_BUCKET}": "pod_uid",
     f"$KV.{STATE_BUCKET}": "pod_uid",
@@ -225,6 +227,16 @@ def partition_event(node: str, vendor: str) -> str:
 def usage_event(node: str) -> str:
     """Subject of a node's usage."""
     return f"{EVENT_PREFIX}.usage.{escape(node)}"
+
+
+def idle_event(node: str, pod_uid: str) -> str:
+    """Subject of the idle time of a pod's allocation."""
+    return f"{EVENT_PREFIX}.idle.{escape(node)}.{escape(pod_uid)}"
+
+
+def idle_action_event(node: str, pod_uid: str) -> str:
+    """Subject of the actions on a pod's idle allocation."""
+    return f"{EVENT_PREFIX}.idleaction.{escape(node)}.{escape(pod_uid)}"
 
 
 def quarantine_event(service: str, replica: str) -> str:

@@ -15,6 +15,12 @@ from hami_common.errors import WireInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.breach import BreachRecord
 from hami_common.events.decision import AdmissionRecord, DecisionRecord
+from hami_common.events.idle import (
+    IDLE_CHANGES,
+    IDLE_OUTCOMES,
+    IdleActionRecord,
+    IdleRecord,
+)
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.partition import PARTITION_CHANGES, PartitionRecord
 from hami_common.events.quarantine import QuarantineRecord
@@ -25,7 +31,9 @@ class EventFamily(Struct, frozen=True, kw_only=True):
     """Events of one kind: one subject pattern, one payload type."""
 
     word: str
-    """Third token of the subject, and third word of the CloudEvents type."""
+    """Third token of the subject."""
+    noun: str = ""
+    """Third word of the CloudEvents type; empty: ``word``."""
     payload: type[Struct]
     version: int = 1
     tokens: tuple[str, ...]
@@ -53,7 +61,9 @@ class EventFamily(Struct, frozen=True, kw_only=True):
     @property
     def types(self) -> tuple[str, ...]:
         """Values of ``ce-type``."""
-        return tuple(f"io.hami.{self.word}.{what}.v{self.version}" for what in self.kinds)
+        return tuple(
+            f"io.hami.{self.noun or self.word}.{what}.v{self.version}" for what in self.kinds
+        )
 
     @property
     def schema_name(self) -> str:
@@ -137,6 +147,24 @@ FAMILIES: tuple[EventFamily, ...] = (
             "Use of devices by the containers of a node, once a minute. Best effort: counters are"
             " cumulative, so the next message includes a lost one."
         ),
+    ),
+    EventFamily(
+        word="idle",
+        noun="allocation",
+        payload=IdleRecord,
+        tokens=("node", "pod_uid"),
+        kinds=IDLE_CHANGES,
+        producer="registry",
+        tells="An allocation did no work on its devices for `idle_after_s` (30 minutes), or works"
+        " again. One message of each per idle period, whatever restarts or is delivered twice.",
+    ),
+    EventFamily(
+        word="idleaction",
+        payload=IdleActionRecord,
+        tokens=("node", "pod_uid"),
+        kinds=IDLE_OUTCOMES,
+        producer="scheduler",
+        tells="The scheduler applied its policy to an idle allocation, refused to, or waits.",
     ),
     EventFamily(
         word="breach",

@@ -31,6 +31,8 @@ from hami_registry.core.lifetimes import (
 )
 from hami_registry.core.metering import (
     PPM,
+    RECENT_MS,
+    RECENT_SAMPLES,
     Held,
     Slice,
     Spent,
@@ -44,8 +46,6 @@ from hami_registry.core.metering import (
 
 By = Literal["namespace", "queue", "model", "node", "pod"]
 NS: Final = 1_000_000_000
-RECENT_MS: Final = 90_000
-"""Age up to which the newest sample of a share is recent, whatever the interval of samples."""
 HOUR_S: Final = 3600
 
 
@@ -320,7 +320,9 @@ class Meter(Struct, frozen=True, kw_only=True):
         if not samples or samples[-1].compute_ppm:
             return None
         newest = samples[-1]
-        if self.end_ms - newest.end_ms > max(3 * (newest.end_ms - newest.start_ms), RECENT_MS):
+        if self.end_ms - newest.end_ms > max(
+            RECENT_SAMPLES * (newest.end_ms - newest.start_ms), RECENT_MS
+        ):
             return None
         since_ms = newest.start_ms
         is_known = False

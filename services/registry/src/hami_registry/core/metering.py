@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from hami_common.events.allocation import AllocationRecord
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
 from hami_common.model.placement import Booked
 from hami_registry.core.lifetimes import DeviceKey, Life, Listing, milliseconds
@@ -37,6 +38,10 @@ samples.
 """
 SAMPLE_MS: Final = 60_000
 """Interval of a sample that does not name its own."""
+RECENT_MS: Final = 90_000
+"""Age up to which the newest sample of a share is recent, whatever the interval of samples."""
+RECENT_SAMPLES: Final = 3
+"""Lengths of the newest sample up to which it is recent, if they are longer than that."""
 
 
 class Held(NamedTuple):
@@ -165,17 +170,21 @@ def _held(piece: _Piece, device: Listing) -> Held:
             core_pct=device.capacity_core_pct,
             slots=booked.slots,
         )
-    part = max(
-        _part(booked.memory_mib, device.capacity_mib),
-        _part(booked.core_pct, device.capacity_core_pct),
-    )
     return Held(
         life=piece.life,
-        ppm=min(PPM, part),
+        ppm=reserved_ppm(booked, device.capacity_mib, device.capacity_core_pct),
         memory_mib=booked.memory_mib,
         core_pct=booked.core_pct,
         slots=booked.slots,
     )
+
+
+def reserved_ppm(booked: Booked, capacity_mib: int, capacity_core_pct: int) -> int:
+    """Return the part of a device that a booking reserves, in parts per million."""
+    if booked.exclusive:
+        return PPM
+    part = max(_part(booked.memory_mib, capacity_mib), _part(booked.core_pct, capacity_core_pct))
+    return min(PPM, part)
 
 
 def _part(amount: int, capacity: int) -> int:
@@ -216,7 +225,7 @@ class Use(Struct, frozen=True, kw_only=True):
     growths: dict[str, list[Growth]]
     """By allocation."""
 
-    def samples_of(self, life: Life, uuid: str) -> Sequence[Sample]:
+    def samples_of(self, life: Life | AllocationRecord, uuid: str) -> Sequence[Sample]:
         """Return the samples of an allocation on a device."""
         found = self.samples.get((life.allocation_id, uuid))
         return found if found is not None else self.samples.get((life.pod_uid, uuid), ())

@@ -329,6 +329,11 @@ class Projection:
         views = [view for one in known if (view := _allocation_view(one)) is not None]
         return sorted(views, key=lambda view: view.ledger_seq)
 
+    def live_records(self, node: str) -> list[AllocationRecord]:
+        """Return the newest ledger records of a node's allocations that are not released."""
+        known = (self._allocations[key].record for key in self._live.get(node, ()))
+        return [record for record in known if record is not None]
+
     def node_names(self) -> list[str]:
         """Return the nodes that ever reported a device, sorted."""
         return sorted(self._devices)

@@ -8,6 +8,8 @@ begins with its first event shows no increase.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from hami_common.events.idle import IDLE_CHANGES
+
 KINDS = (
     "advisory",
     "answer",
@@ -16,6 +18,7 @@ KINDS = (
     "devices",
     "devices-to-store",
     "heartbeat",
+    "idle",
     "login",
     "node",
     "quarantine",
@@ -145,6 +148,24 @@ class Metrics:
             ["vendor", "model"],
             registry=registry,
         )
+        self.idle_allocations = Gauge(
+            "hami_registry_idle_allocations",
+            "Allocations that did no work for idle_after_s; the same at each replica.",
+            registry=registry,
+        )
+        self.idle_devices = Gauge(
+            "hami_registry_idle_devices",
+            "Devices that these allocations reserve, in whole devices; the same at each replica.",
+            registry=registry,
+        )
+        self.idle_events = Counter(
+            "hami_registry_idle_events",
+            "Messages about idle periods that this replica published, by change (idle, active).",
+            ["change"],
+            registry=registry,
+        )
+        for change in IDLE_CHANGES:
+            self.idle_events.labels(change=change)
         self.bus_logins = Counter(
             "hami_registry_bus_logins",
             "Logins to the bus that were judged here, by outcome.",

@@ -80,6 +80,8 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
             f"{subjects.EVENT_PREFIX}.breach.>",
             f"{subjects.EVENT_PREFIX}.partition.>",
             f"{subjects.EVENT_PREFIX}.usage.>",
+            f"{subjects.EVENT_PREFIX}.idle.>",
+            f"{subjects.EVENT_PREFIX}.idleaction.>",
             f"{subjects.EVENT_PREFIX}.quarantine.>",
         ],
         "sources": [
