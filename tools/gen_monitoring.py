@@ -148,6 +148,17 @@ CLUSTER: Final[tuple[Panel, ...]] = (
         (("max(hami_registry_idle_devices)", "whole devices"),),
     ),
     (
+        "Actions on idle allocations",
+        "timeseries",
+        "none",
+        (
+            (
+                f"sum by (policy, outcome) (increase(hami_scheduler_idle_actions_total{RATE}))",
+                "{{policy}} {{outcome}}",
+            ),
+        ),
+    ),
+    (
         "Containers per device",
         "timeseries",
         "none",

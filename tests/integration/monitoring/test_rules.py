@@ -172,6 +172,11 @@ CASES: dict[str, Case] = {
     "HamiSettingsInvalid": gauge(
         'hami_settings_reload_failed{job="hami",instance="a"}', 1, 0, job="hami", instance="a"
     ),
+    "HamiIdleActionsRefused": Case(
+        bad={'hami_scheduler_idle_actions_total{policy="evict",outcome="refused"}': "0+1x240"},
+        good={'hami_scheduler_idle_actions_total{policy="evict",outcome="done"}': "0+1x240"},
+        labels={"policy": "evict"},
+    ),
     "HamiSharesIdle": Case(
         bad={
             f"hami_metering_slice_seconds_total{OF_TEAM}": "0+120x240",

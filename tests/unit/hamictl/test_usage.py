@@ -65,7 +65,7 @@ def answer(currency: str = "EUR", **more: Any) -> dict[str, Any]:
     }
 
 
-IDLE = {
+IDLE: dict[str, Any] = {
     "minutes": 30,
     "to_s": 10_000.0,
     "measured_since_s": 0.0,
@@ -219,9 +219,38 @@ def test_idle_shows_the_holder_and_the_lost_time(asked: Asked) -> None:
     assert asked == [("/v1/idle", {"minutes": "45", "namespace": "team-a"})]
     assert lines[1].split() == [
         *("team-a", "train-0", "gpu-1", "3", "NVIDIA", "H200", "500", "-", ">2h", "1.00"),
-        *("1.50", "EUR"),
+        *("1.50", "EUR", "-", "-"),
     ]
     assert json.loads(run("idle", "-o", "json").stdout)["items"][0]["measured_by"] == "driver"
+
+
+@pytest.mark.parametrize(
+    ("action", "shown"),
+    [
+        ({"outcome": "done", "reason": "evicted"}, ["evict", "done,", "10m", "ago"]),
+        (
+            {"outcome": "refused", "code": "min-runtime"},
+            ["evict", "refused:", "min-runtime,", "10m", "ago"],
+        ),
+        ({"outcome": "waiting", "after_s": 1200.0}, ["evict", "due", "in", "20m"]),
+    ],
+)
+def test_idle_shows_the_policy_and_its_last_action(
+    asked: Asked, action: dict[str, Any], shown: list[str]
+) -> None:
+    to_s = IDLE["to_s"]
+    whole = {
+        "policy": "evict",
+        "code": "",
+        "reason": "",
+        "time_s": to_s - 600,
+        "due_s": to_s + action.pop("after_s", 0.0),
+        **action,
+    }
+    asked.answer = {**IDLE, "items": [{**IDLE["items"][0], "action": whole}]}
+    line = run("idle").stdout.splitlines()[1].split()
+    assert line[-len(shown) :] == shown
+    assert str(action.get("reason", "")) in run("idle", "-o", "wide").stdout
 
 
 def test_idle_says_that_nothing_is(asked: Asked) -> None:

@@ -42,6 +42,8 @@ EXEMPT = {
     "hami_registry.shell.pastfleet.fleet_at": "collects; Event.record, as above",
     "hami_registry.shell.system.follow_admissions": "reads one header",
     "hami_scheduler.shell.pastevents.past_events": "collects; Event.record, as above",
+    "hami_scheduler.shell.idleevents.StoredIdleEvents.messages": "Event.record, as above",
+    "hami_scheduler.shell.idleevents.StoredIdleEvents.peaks": "collects; Event.record, as above",
     "hami_scheduler.shell.verdictreports.VerdictReports.watch": "records of our own",
     "hami_nodeagent.shell.pluginproxy.find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",

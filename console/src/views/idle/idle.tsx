@@ -195,6 +195,21 @@ function columnsOf(answer: Registry.IdleList): Column<Registry.IdleShare>[] {
         ]
       : []),
     {
+      key: "action",
+      title: t("idle.action"),
+      value: (one) => one.action?.outcome ?? "",
+      cell: (one) =>
+        one.action ? (
+          <span title={one.action.reason}>
+            {t(`idle.policies.${one.action.policy}`)}
+            {": "}
+            {t(`idle.outcomes.${one.action.outcome}`)}
+          </span>
+        ) : (
+          "–"
+        ),
+    },
+    {
       key: "measuredBy",
       title: t("idle.measuredBy"),
       value: (one) => t(`idle.measuredBys.${one.measured_by}`),

@@ -372,6 +372,17 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
     fleet: FleetTime | None
 
 
+class IdleAction(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest action on an idle allocation."""
+
+    policy: str
+    outcome: str
+    code: str
+    reason: str
+    time_s: float
+    due_s: float
+
+
 class IdleShare(msgspec.Struct, frozen=True, kw_only=True):
     """An idle part of a device."""
 
@@ -391,6 +402,7 @@ class IdleShare(msgspec.Struct, frozen=True, kw_only=True):
     measured_by: str
     lost_s: float
     cost: float | None
+    action: IdleAction | None = None
 
 
 class IdleShares(msgspec.Struct, frozen=True, kw_only=True):

@@ -567,6 +567,7 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
         answers = Answers(
             site=site,
             usage=parts.usage,
+            recall=[one.request for one in parts.recall],
             holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
             check=HostCheck(
                 site=site, resources=parts.vendor_by_resource, more=[parts.watch.finding]

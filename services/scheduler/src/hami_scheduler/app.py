@@ -65,6 +65,8 @@ from hami_scheduler.shell.evictions import Evictions
 from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
+from hami_scheduler.shell.idle import IdlePolicies, IdlePorts
+from hami_scheduler.shell.idleevents import IdleEvents, NothingIdle, StoredIdleEvents
 from hami_scheduler.shell.isolation import (
     CHORE,
     CONFIRMATION,
@@ -137,6 +139,8 @@ class World(Struct, frozen=True, kw_only=True):
     """Reads the ledger and the devices of the last days."""
     stored: StoredEvents = no_events
     """Reads all stored events of some subjects."""
+    idle: IdleEvents = NothingIdle()
+    """Idle periods of allocations."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -291,6 +295,18 @@ class Scheduler:
             ask=world.ask,
             settings=settings,
             metrics=metrics,
+        )
+        self.idle = IdlePolicies(
+            state=state,
+            effects=effects,
+            quota=quota,
+            resizer=self.resizer,
+            ports=IdlePorts(
+                events=world.idle, publisher=world.publisher, kube=world.kube, ask=world.ask
+            ),
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
         )
         self._background = BackgroundTasks(
             effects=effects,
@@ -499,6 +515,7 @@ class Scheduler:
             "provisioning requests": self.provisioning.work,
             "defragmentation": self.defrag.work,
             "claims": self.claims.work,
+            "idle allocations": self.idle.work,
             "claims of pods": self._effects.keeper.work,
             "pods without a question": self._unasked.work,
             "decisions without a bind": self._publishing.watch,
@@ -665,6 +682,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 ask=partial(_ask, bus),
                 past=partial(past_events, bus, context.clock),
                 stored=partial(stored_events, bus, context.clock),
+                idle=StoredIdleEvents(bus, clock=context.clock),
             ),
             keys=keys,
             registry=context.registry,
@@ -829,9 +847,9 @@ def guarded(
     return {**routes, **gate.Gate(auth).guarded(mine)}
 
 
-async def _ask(bus: natsio.Bus, subject: str) -> bytes:
+async def _ask(bus: natsio.Bus, subject: str, data: bytes = b"") -> bytes:
     """Return an agent's answer to a request."""
-    return (await bus.request(subject)).data
+    return (await bus.request(subject, data)).data
 
 
 def _subscribe(bus: natsio.Bus, subject: str) -> AbstractAsyncContextManager[natsio.Subscription]:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from hami_common.metrics.families import NameSet
 from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
+from hami_core.planning.idlepolicy import IdleRule
 
 
 class ApiSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +93,27 @@ class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Longest wait for the node to unprepare a claim whose allocation is gone, before its devices
     are released.
     """
+
+
+class IdleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Policies for idle allocations, see docs/usage.md."""
+
+    enabled: bool = False
+    """Apply the rules. Without it idle allocations are only published, by the registry."""
+    rules: tuple[IdleRule, ...] = ()
+    """The first rule that selects an allocation applies; without one its policy is ``report``."""
+    actions_per_minute: float = 6.0
+    """Largest number of pods that are shrunk, recalled or evicted, refused attempts included."""
+    retry_s: float = 3600.0
+    """Time after which a refused action is tried again while the allocation stays idle."""
+    shrink_least_mib: int = 256
+    """Smallest memory limit to which a container is shrunk."""
+    namespace: str = "hami-system"
+    """Namespace of the Lease by which the replica is elected that acts."""
+    lease_name: str = "hami-idle"
+    """Name of that Lease."""
+    leader_lease_s: float = 15.0
+    """Time after which another replica takes over from one that stopped."""
 
 
 class HoldSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,6 +259,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     bind_admission: BindAdmissionSettings = BindAdmissionSettings()
     dra: DraSettings = DraSettings()
     kueue: KueueSettings = KueueSettings()
+    idle: IdleSettings = IdleSettings()
     provisioning_requests: ProvisioningSettings = ProvisioningSettings()
     defrag: DefragSettings = DefragSettings()
     volcano_extender: VolcanoExtenderSettings = VolcanoExtenderSettings()

@@ -467,3 +467,32 @@ def test_waiting_containers_are_not_passed_by_later_ones(node: Node) -> None:
     assert node.phase(keys[0]) == "parked"
     assert not node.is_open(keys[3])
     assert node.phase(keys[1]) == "resident"
+
+
+def test_requested_container_is_parked_when_idle_though_no_other_waits() -> None:
+    node = Node(tenant(LOW, 1))
+    resident(node, LOW, PARENT)
+    node.change(LOW, touched_s=node.now_s)
+    node.step()
+    assert node.recaller.request("uid-low", now_s=node.now_s) == (0, 0)
+    assert node.recaller.request("uid-other", now_s=node.now_s) == (0, 0)
+    node.step(RULES.idle_s + 1)
+    assert node.is_open(LOW)
+    assert node.recaller.request("uid-low", now_s=node.now_s) == (1, 0)
+    node.step()
+    assert node.phase(LOW) == "draining"
+    assert not node.is_open(LOW)
+    assert node.recaller.request("uid-low", now_s=node.now_s) == (0, 1)
+
+
+def test_requested_container_that_works_again_before_the_look_stays() -> None:
+    node = Node(tenant(LOW, 1))
+    resident(node, LOW, PARENT)
+    node.change(LOW, touched_s=node.now_s)
+    node.step(RULES.idle_s + 1)
+    assert node.recaller.request("uid-low", now_s=node.now_s) == (1, 0)
+    node.change(LOW, touched_s=node.now_s)
+    node.step()
+    assert node.is_open(LOW)
+    node.step(RULES.idle_s + 1)
+    assert node.is_open(LOW)

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.allocation import Account, AllocationRecord
+from hami_common.events.idle import IdleActionRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
@@ -118,8 +119,8 @@ def consumed(*records: Any, by: Any = "namespace", namespace: str = "", **more: 
     return meter(*records, **more).consumption(by=by, namespace=namespace)
 
 
-def idle(*records: Any, minutes: int = 5, **more: Any) -> IdleList:
-    return meter(*records, **more).idle(minutes=minutes)
+def idle(*records: Any, minutes: int = 5, actions: Any = (), **more: Any) -> IdleList:
+    return meter(*records, **more).idle(minutes=minutes, actions=actions)
 
 
 def test_half_the_memory_for_an_interval_is_half_of_the_device_time() -> None:
@@ -360,6 +361,31 @@ def test_a_share_is_not_idle_while_it_works_or_is_not_measured_or_released() -> 
     assert idle(*told, to_s=2000.0).items == ()
     assert idle(*told, record(950.0, op="release")).items == ()
     assert idle(devices("a"), record(0.0)).items == ()
+
+
+def test_an_idle_share_has_the_newest_action_of_its_idle_time() -> None:
+    told = [devices("a"), record(0.0), nothing(0.0)]
+    told += [usage(60.0, device_s=5.0), *(usage(60.0 * i, device_s=5.0) for i in range(2, 17))]
+    action = IdleActionRecord(
+        policy="evict",
+        outcome="refused",
+        node="n",
+        pod_uid="uid-p",
+        allocation_id="x-p",
+        namespace="team-a",
+        pod="p",
+        since_s=60.0,
+        time_s=800.0,
+        code="active",
+    )
+    (share,) = idle(*told, to_s=960.0, actions=[action]).items
+    assert share.action is not None
+    assert (share.action.policy, share.action.outcome) == ("evict", "refused")
+    assert (share.action.code, share.action.time_s) == ("active", 800.0)
+    earlier = structs.replace(action, time_s=30.0)
+    other = structs.replace(action, allocation_id="y")
+    for one in (earlier, other):
+        assert idle(*told, to_s=960.0, actions=[one]).items[0].action is None
 
 
 def test_idle_since_before_the_measurement_is_reported() -> None:

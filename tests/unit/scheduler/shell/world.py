@@ -32,6 +32,8 @@ from hami_common.runtime.telemetry import Tracing
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Outside
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell.idleevents import IdleEvents, NothingIdle
+from hami_scheduler.shell.resize import Ask, nobody
 from tests.support import ledgercheck
 from tests.support.manualclock import ManualClock
 from tests.support.memorybus import (
@@ -256,6 +258,8 @@ class World:
         self.signer = Signer.generate()
         self.verifier = Verifier.from_pems([self.signer.public_pem()])
         self._ids = count(1)
+        self.idle: IdleEvents = NothingIdle()
+        self.ask: Ask = nobody
 
     # --- changes by others -----------------------------------------------------------------------
 
@@ -339,6 +343,8 @@ class World:
                 subscribe=self._subscribe,
                 kube=SeenKube(self.kube, seen),
                 clock=self.clock,
+                idle=self.idle,
+                ask=self.ask,
             ),
             keys=Keys(signer=signer or self.signer, verifier=self.verifier),
             registry=registry,

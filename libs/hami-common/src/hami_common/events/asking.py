@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a node's agent to questions about its current state.
 
-A question is a request on ``hami.v1.ask.<node>.<what>`` without a body; the answer is one message,
-nothing is stored. ``what`` is ``usage`` (answer ``UsageAnswer``) or ``check`` (``CheckAnswer``).
+A question is a request on ``hami.v1.ask.<node>.<what>``; the answer is one message, nothing is
+stored. ``what`` is ``usage`` (answer ``UsageAnswer``) or ``check`` (``CheckAnswer``), both without
+a body, or ``recall``: a request to move a pod's device memory to the host, with a
+``RecallQuestion`` as body and a ``RecallAnswer``.
 Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
@@ -14,6 +16,7 @@ from hami_common.bounds import (
     LIST_MOST,
     Amount,
     CorePct,
+    Count,
     DeviceId,
     Label,
     MemoryMib,
@@ -85,3 +88,19 @@ class CheckAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Word = ""
     """Of the agent."""
     findings: Annotated[tuple[Finding, ...], Meta(max_length=LIST_MOST)] = ()
+
+
+class RecallQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Request to park the idle containers of a pod."""
+
+    pod_uid: Uid
+
+
+class RecallAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Containers of the pod that are parked; all 0 where none has shares of a recall device."""
+
+    node: Name
+    containers: Count = 0
+    """Containers that are being parked because of the request."""
+    parked: Count = 0
+    """Containers whose memory is in the host already, or on its way there."""

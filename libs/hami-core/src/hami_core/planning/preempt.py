@@ -127,10 +127,17 @@ def is_evictable(pod: PodFacts, *, priority: int, rules: Rules) -> bool:
         return False
     if len(rules.budgets.get(pod.uid, ())) > 1:
         return False
+    return not is_protected(pod, rules)
+
+
+def is_protected(pod: PodFacts, rules: Rules) -> bool:
+    """Return whether the pod has not run for its minimum run time yet.
+
+    A pod that has not started yet is protected for its whole minimum run time.
+    """
     claimed_s = min(pod.min_runtime_s, rules.min_runtime_most_s)
     protected_s = max(rules.min_runtime_s, claimed_s)
-    # A pod that has not started yet is protected for its whole minimum run time.
-    return not protected_s or (pod.start_s > 0 and pod.start_s + protected_s <= rules.now_s)
+    return bool(protected_s) and not 0 < pod.start_s <= rules.now_s - protected_s
 
 
 def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:

@@ -98,7 +98,8 @@ def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format
 def idle(minutes: int, namespace: str, registry: str, format_: str) -> None:
     """Show idle shares and the device time that they cost.
 
-    An idle share is reserved and did no work on its device. Time counts as in hamictl usage.
+    An idle share is reserved and did no work on its device. Time counts as in hamictl usage. The
+    policy and the last action are the scheduler's, where policies for idle allocations are on.
     """
     answer = client.read(
         client.IdleShares, registry, "/v1/idle", minutes=str(minutes), namespace=namespace
@@ -109,7 +110,8 @@ def idle(minutes: int, namespace: str, registry: str, format_: str) -> None:
         click.echo(f"Incomplete: {answer.cut}.", err=True)
     headings = ["NAMESPACE", "POD", "NODE", "DEVICE", "MODEL", "MEMORY MIB", "CORES %", "IDLE"]
     headings += ["DEVICE HOURS LOST", *(["COST"] if answer.currency else [])]
-    headings += ["UUID", "MEASURED BY"] if format_ == "wide" else []
+    headings += ["POLICY", "ACTION"]
+    headings += ["UUID", "MEASURED BY", "REASON"] if format_ == "wide" else []
     output.table(
         headings,
         [
@@ -124,12 +126,28 @@ def idle(minutes: int, namespace: str, registry: str, format_: str) -> None:
                 ("" if one.is_since_known else ">") + output.age(answer.to_s - one.since_s),
                 f"{one.lost_s / HOUR_S:.2f}",
                 *([_money(one.cost, answer.currency)] if answer.currency else []),
-                *([one.uuid, one.measured_by] if format_ == "wide" else []),
+                one.action.policy if one.action else "-",
+                _action(one.action, answer.to_s),
+                *(
+                    [one.uuid, one.measured_by, one.action.reason if one.action else ""]
+                    if format_ == "wide"
+                    else []
+                ),
             ]
             for one in answer.items
         ],
         empty=f"No share was idle for {minutes} minutes.",
     )
+
+
+def _action(action: client.IdleAction | None, now_s: float) -> str:
+    """Return the outcome of the newest action, with its reason or time."""
+    if action is None:
+        return "-"
+    if action.outcome == "waiting":
+        return f"due in {output.age(max(0.0, action.due_s - now_s))}"
+    ago = f"{output.age(max(0.0, now_s - action.time_s))} ago"
+    return f"{action.outcome}: {action.code}, {ago}" if action.code else f"{action.outcome}, {ago}"
 
 
 def _print_usage(answer: client.Consumption) -> None:

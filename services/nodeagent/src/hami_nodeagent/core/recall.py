@@ -308,7 +308,20 @@ class Recaller:
     def __init__(self, rules: RecallRules) -> None:
         self.rules = rules
         self._containers: dict[ContainerKey, _Container] = {}
+        self._requested: set[ContainerKey] = set()
+        """Containers to be parked at the next look, if they are idle then."""
         self._actions: list[Action] = []
+
+    def request(self, pod_uid: str, *, now_s: float) -> tuple[int, int]:
+        """Request that a pod's idle containers be parked although no other container waits.
+
+        Returns how many will be, and how many are parked already or on their way.
+        """
+        own = [one for one in self._containers.values() if one.key[0] == pod_uid]
+        idle = {one.key for one in own if self._may_park(one, now_s)}
+        self._requested |= idle
+        parked = [one for one in own if one.phase in {"draining", "parking", "parked"}]
+        return len(idle), len(parked)
 
     def heard(self, key: ContainerKey, pid: int, kind: ReportKind, *, now_s: float) -> bool:
         """Record a report of a container's process; return whether ``look`` has something to do."""
@@ -343,6 +356,7 @@ class Recaller:
         for container in list(self._containers.values()):
             self._advance(container, facts)
         self._serve_waiting(facts)
+        self._park_requested(facts)
         actions, self._actions = tuple(self._actions), []
         return actions
 
@@ -725,6 +739,22 @@ class Recaller:
             if self._begin_parking(one, facts):
                 staying.remove(one)
         return True
+
+    def _park_requested(self, facts: Facts) -> None:
+        requested, self._requested = self._requested, set()
+        for key in sorted(requested & self._containers.keys()):
+            one = self._containers[key]
+            is_able = facts.is_helper_ready or not _holding_memory(one)
+            if is_able and self._may_park(one, facts.now_s):
+                self._begin_parking(one, facts)
+
+    def _may_park(self, one: _Container, now_s: float) -> bool:
+        return (
+            one.phase == "resident"
+            and one.tenant.has_gate
+            and one.retry_at_s <= now_s
+            and one.idle_s(now_s) >= self.rules.idle_s
+        )
 
     def _may_give_way(self, one: _Container, wanting: _Container, facts: Facts) -> bool:
         return (

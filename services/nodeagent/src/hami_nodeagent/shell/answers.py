@@ -7,17 +7,25 @@ unknown request gets no answer, so the requester times out.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 
 from hami_common.bus import subjects
-from hami_common.events.asking import CheckAnswer, Finding, ShareNow, UsageAnswer
-from hami_common.events.codec import encode
+from hami_common.events.asking import (
+    CheckAnswer,
+    Finding,
+    RecallAnswer,
+    RecallQuestion,
+    ShareNow,
+    UsageAnswer,
+)
+from hami_common.events.codec import decode, encode
 from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.natsio import Bus
+from hami_common.runtime.natsio.client import Message
 from hami_nodeagent.core.usage import ContainerKey, Row
 from hami_nodeagent.shell.relimit import limits_path, read_all
 from hami_nodeagent.shell.site import Site
@@ -28,8 +36,12 @@ MIB_SHIFT = 20
 _log = logging.getLogger(__name__)
 
 
-async def _answer(bus: Bus, reply: str, answer: Callable[[], Awaitable[bytes]]) -> None:
-    await bus.publish(reply, await answer())
+Handle = Callable[[bytes], Awaitable[bytes]]
+"""Returns the answer to a request with this body."""
+
+
+async def _answer(bus: Bus, question: Message, handle: Handle) -> None:
+    await bus.publish(question.reply, await handle(question.data))
 
 
 class Answers:
@@ -40,11 +52,16 @@ class Answers:
         *,
         site: Site,
         usage: UsageWatch,
+        recall: Sequence[Callable[[str], tuple[int, int]]],
         holding: Callable[[str], str],
         check: Callable[[], Awaitable[tuple[Finding, ...]]],
         version: str,
     ) -> None:
-        """Create the handlers; ``holding`` returns a vendor's memory enforcement, empty: none."""
+        """Create the handlers; ``holding`` returns a vendor's memory enforcement, empty: none.
+
+        ``recall``: for each vendor with recall, see ``Recaller.request``.
+        """
+        self._recall = recall
         self._site = site
         self._usage = usage
         self._holding = holding
@@ -53,22 +70,36 @@ class Answers:
 
     async def serve(self, bus: Bus) -> None:
         """Answer requests until cancelled."""
-        answer_by_subject: Mapping[str, Callable[[], Awaitable[bytes]]] = {
+        handle_by_subject: Mapping[str, Handle] = {
             subjects.ask(self._site.node, "usage"): self.usage,
             subjects.ask(self._site.node, "check"): self.check,
+            subjects.ask(self._site.node, "recall"): self.recall,
         }
         async with bus.subscribe(subjects.ask(self._site.node, "*")) as questions:
             async for question in questions:
-                answer = answer_by_subject.get(question.subject)
-                if answer is None or not question.reply:
+                handle = handle_by_subject.get(question.subject)
+                if handle is None or not question.reply:
                     _log.debug("question not known", extra={"subject": question.subject})
                     continue
                 await self._site.quarantine.once(
-                    "question", partial(_answer, bus, question.reply, answer)
+                    "question", partial(_answer, bus, question, handle)
                 )
 
-    async def usage(self) -> bytes:
+    async def recall(self, body: bytes) -> bytes:
+        """Request that the idle containers of a pod be parked; return how many will be."""
+        question = decode(body, RecallQuestion, what="question recall")
+        found = [request(question.pod_uid) for request in self._recall]
+        return encode(
+            RecallAnswer(
+                node=self._site.node,
+                containers=sum(count for count, _ in found),
+                parked=sum(parked for _, parked in found),
+            )
+        )
+
+    async def usage(self, body: bytes = b"") -> bytes:
         """Return every share of the node with its usage."""
+        del body
         rows = await self._usage.rows()
         pods_dir = Path(self._site.settings.pods_dir)
         paths: dict[ContainerKey, Path] = {}
@@ -138,8 +169,9 @@ class Answers:
             if (grant.container, grant.vendor) == (container, holder.vendor)
         )
 
-    async def check(self) -> bytes:
+    async def check(self, body: bytes = b"") -> bytes:
         """Return the findings about the node."""
+        del body
         return encode(
             CheckAnswer(
                 node=self._site.node,

@@ -145,6 +145,11 @@ class RecallWatch:
         finally:
             self._bells.listeners.remove(self._heard)
 
+    def request(self, pod_uid: str) -> tuple[int, int]:
+        """Request that the idle containers of a pod be parked; see ``Recaller.request``."""
+        self._woken.set()
+        return self._recaller.request(pod_uid, now_s=self._site.clock.monotonic_s())
+
     async def _recall(self) -> None:
         """Look until no container has a gate, with a helper."""
         async with anyio.create_task_group() as group:

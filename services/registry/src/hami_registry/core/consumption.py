@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.idle import IdleActionRecord, IdleOutcome, IdlePolicy
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import UsageRecord
 from hami_common.model.placement import Booked
@@ -140,6 +141,19 @@ class Consumption(Struct, frozen=True, kw_only=True):
     """Null where only one namespace is asked for."""
 
 
+class IdleAction(Struct, frozen=True, kw_only=True):
+    """Newest action of the scheduler on an idle allocation."""
+
+    policy: IdlePolicy
+    outcome: IdleOutcome
+    """``waiting``: the policy applies from ``due_s`` on."""
+    code: str
+    """Reason of a refusal as a stable word (docs/runbook/errors.md); empty: none."""
+    reason: str
+    time_s: float
+    due_s: float
+
+
 class IdleShare(Struct, frozen=True, kw_only=True):
     """An allocation's part of a device that did no work for some time and still is reserved."""
 
@@ -164,6 +178,8 @@ class IdleShare(Struct, frozen=True, kw_only=True):
     """Reserved device-seconds since then."""
     cost: float | None
     """Price of them; null: no price is configured."""
+    action: IdleAction | None
+    """Newest action in this idle time; null: none, or policies are off."""
 
 
 class IdleList(Struct, frozen=True, kw_only=True):
@@ -283,8 +299,16 @@ class Meter(Struct, frozen=True, kw_only=True):
             fleet=None if namespace else fleet.answer(),
         )
 
-    def idle(self, *, minutes: int, namespace: str = "", cut: str = "") -> IdleList:
+    def idle(
+        self,
+        *,
+        minutes: int,
+        namespace: str = "",
+        cut: str = "",
+        actions: Iterable[IdleActionRecord] = (),
+    ) -> IdleList:
         """List the shares that are reserved at the end and were idle at least ``minutes``."""
+        by_allocation = {action.allocation_id: action for action in actions}
         price_of = self.prices.micros()
         history: dict[tuple[int, str], list[tuple[Slice, Held]]] = defaultdict(list)
         for piece in self._slices():
@@ -295,7 +319,16 @@ class Meter(Struct, frozen=True, kw_only=True):
         found = [
             share
             for (number, uuid), parts in history.items()
-            if (share := self._idle_share(self.lives[number], uuid, parts, price_of)) is not None
+            if (
+                share := self._idle_share(
+                    self.lives[number],
+                    uuid,
+                    parts,
+                    price_of,
+                    by_allocation.get(self.lives[number].allocation_id),
+                )
+            )
+            is not None
             and self.end_ms - milliseconds(share.since_s) >= minutes * 60 * MS
         ]
         return IdleList(
@@ -314,6 +347,7 @@ class Meter(Struct, frozen=True, kw_only=True):
         uuid: str,
         parts: list[tuple[Slice, Held]],
         price_of: Callable[[str], int | None],
+        action: IdleActionRecord | None,
     ) -> IdleShare | None:
         """Return the idle time up to the end; ``None`` without a recent sample, or at work."""
         samples = self.use.samples_of(life, uuid)
@@ -357,6 +391,7 @@ class Meter(Struct, frozen=True, kw_only=True):
             measured_by="limiter" if newest.is_counted else "driver",
             lost_s=lost / NS,
             cost=None if price is None else _money(lost * price),
+            action=None if action is None or action.time_s * MS < since_ms else _action(action),
         )
 
     def _slices(self) -> Iterable[Slice]:
@@ -482,6 +517,17 @@ def _row(name: str, sums: _Sums, *, has_prices: bool) -> ConsumptionRow:
 def _money(micro_ns: int) -> float:
     """Return micros of the currency per hour, times nanoseconds, as units of the currency."""
     return micro_ns / (MICRO * NS * HOUR_S)
+
+
+def _action(record: IdleActionRecord) -> IdleAction:
+    return IdleAction(
+        policy=record.policy,
+        outcome=record.outcome,
+        code=record.code,
+        reason=record.reason,
+        time_s=record.time_s,
+        due_s=record.due_s,
+    )
 
 
 def _booked_last(life: Life, uuid: str) -> Booked:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from hami_common.bus import subjects
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.idle import IdleActionRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import UsageRecord
 from hami_common.model.prices import Prices
@@ -92,7 +93,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="idle",
         text=(
             "Shares that are reserved and did no work on their device for some time, with the "
-            "device time lost."
+            "device time lost, and the newest action of the scheduler's policy on each."
         ),
         answer=IdleList,
         parameters=(
@@ -161,8 +162,9 @@ class MeteringApi:
         from_s = to_s - max(DAY_S, minutes * 60.0 + BEFORE_S)
         with self._questions.hold(request.caller, is_operator=not namespace):
             meter, cut = await self._meter(from_s, to_s, namespace, most_s=minutes * 60 / 3)
+            actions, _ = await self._read("idleaction.*.*", IdleActionRecord, is_newest_only=True)
         answer = await anyio.to_thread.run_sync(
-            lambda: meter.idle(minutes=minutes, namespace=namespace, cut=cut)
+            lambda: meter.idle(minutes=minutes, namespace=namespace, cut=cut, actions=actions)
         )
         return _json(answer)
 
@@ -265,13 +267,14 @@ class MeteringApi:
         *,
         since_s: float | None = None,
         until_s: float = _TIME_MOST,
+        is_newest_only: bool = False,
     ) -> tuple[list[T], str]:
         """Read the records of events; of a text, those of the family and tokens that it names."""
         if isinstance(filters, str):
             filters = [f"{subjects.EVENT_PREFIX}.{filters}"]
         found: list[T] = []
         async with (
-            self._history.read(filters, since_s=since_s) as reading,
+            self._history.read(filters, since_s=since_s, is_newest_only=is_newest_only) as reading,
             aclosing(reading.events()) as events,
         ):
             async for event in events:

@@ -36,6 +36,7 @@ TICK, WAKE, TOMBSTONE, BUDGET = "tick", "wake", "tombstone", "budget"
 WORKLOAD: Final = "workload"
 PROVISIONING: Final = "provisioning"
 FENCE: Final = "fence"
+IDLE: Final = "idle"
 CLAIM: Final = "claim"
 KINDS: Final = (
     BUDGET,
@@ -49,6 +50,7 @@ KINDS: Final = (
     FENCE,
     GANG,
     HEARTBEAT,
+    IDLE,
     METRICS,
     MIRROR,
     NODE,

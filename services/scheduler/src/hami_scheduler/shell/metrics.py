@@ -8,6 +8,8 @@ begins with its first event shows no increase.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from hami_common.events.idle import IDLE_POLICIES
+
 QUEUES = ("chores", "confirmations", "decisions")
 """Queues whose entries may be dropped."""
 BIND_FAULTS = ("unavailable", "error", "unknown", "denied")
@@ -74,6 +76,15 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.idle_actions = Counter(
+            "hami_scheduler_idle_actions",
+            "Policies applied to idle allocations, by policy and outcome (done, refused).",
+            ["policy", "outcome"],
+            registry=registry,
+        )
+        for policy in IDLE_POLICIES:
+            for outcome in ("done", "refused"):
+                self.idle_actions.labels(policy=policy, outcome=outcome)
         self.lost_acks = Counter(
             "hami_scheduler_lost_acks",
             "Appends whose acknowledgement was lost but which were found in the ledger.",

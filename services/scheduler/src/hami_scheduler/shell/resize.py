@@ -14,7 +14,8 @@ node does not apply in time is rolled back the same way. Seconds throughout.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -49,8 +50,14 @@ from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
-Ask = Callable[[str], Awaitable[bytes]]
-"""Sends a request to an agent: from the subject to the answer; ``Unavailable`` without one."""
+
+class Ask(Protocol):
+    """Sends a request to an agent: subject and body."""
+
+    async def __call__(self, subject: str, data: bytes = b"") -> bytes:
+        """Return the answer; ``Unavailable`` without one."""
+        ...
+
 
 REFUSED = 409
 _LOOK_S = 0.25
@@ -61,8 +68,9 @@ _decoder = msgspec.json.Decoder(ResizeRequest)
 _encoder = msgspec.json.Encoder()
 
 
-async def nobody(subject: str) -> bytes:
+async def nobody(subject: str, data: bytes = b"") -> bytes:
     """Raise ``Unavailable``: no agent can be reached."""
+    del data
     raise Unavailable(peer="agent", detail=f"no agent answers on {subject}")
 
 
