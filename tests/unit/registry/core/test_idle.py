@@ -283,7 +283,7 @@ def test_a_resize_changes_the_rate_of_the_loss() -> None:
     assert [one.lost_s for one in stream.records] == [900, 900 + 0.25 * 660]
 
 
-def test_a_release_ends_a_period_without_a_message_and_another_allocation_begins_anew() -> None:
+def test_a_release_ends_a_period_without_a_message_and_another_allocation_begins_another() -> None:
     stream = Stream()
     book = stream.start()
     run(stream, book, idle_trace(31))
