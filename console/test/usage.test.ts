@@ -17,6 +17,7 @@ function row(name: string): Registry.ConsumptionRow {
     idle_s: 0,
     whole_s: 3600,
     saved_s: 1800,
+    overcommitted_s: 900,
     occupied_s: 3600,
     memory_mib_s: 3600 * 500,
     used_mib_s: 0,
@@ -38,6 +39,7 @@ function answer(by: Registry.Consumption["by"], name: string): Registry.Consumpt
     unknown: 0,
     cut: "",
     by,
+    label: "",
     namespace: "",
     currency: "",
     unpriced: [],
@@ -83,6 +85,13 @@ test("a row names its pod and namespace", () => {
     [cells.SubAccountId, cells.ResourceId, cells.ResourceType],
     ["ns", "ns/p", "Pod"],
   );
+});
+
+test("a SKU has its name, and its price its version", () => {
+  const cells = focusRow(answer("sku", "s-8g@3"), row("s-8g@3"));
+  assert.deepEqual([cells.SkuId, cells.SkuPriceId], ["s-8g", "s-8g@3"]);
+  const tagged = focusRow({ ...answer("label", "vision"), label: "team" }, row("vision"));
+  assert.equal(tagged.Tags, '{"team": "vision"}');
 });
 
 test("hours and money have two digits", () => {

@@ -2,16 +2,22 @@
 """Metering a random day: what is reserved plus what is free is the capacity, to the millisecond.
 
 Each device has lanes of a fourth of it, in which allocations follow each other, so that the true
-amounts are known. The records arrive repeatedly and shuffled, as after restarts of replicas;
+amounts are known. The records arrive repeatedly and shuffled, as after restarts of replicas
+and deliveries that were not acknowledged; agents restart with another boot ID and sequence,
 containers restart and their counters begin again.
+
+The law: over any interval, for memory and compute the sum over tenants is capacity times time
+minus what is free, and for device time minus what is free and counted twice, each to the
+millisecond. ``test_a_day_has_its_size`` states how much a day holds.
 """
 
 import random
 from typing import Any, NamedTuple
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hami_common.events import codec
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
@@ -83,6 +89,8 @@ def records_of(share: Life, rng: random.Random) -> list[AllocationRecord]:
             if is_last
             else (ContainerShares(name="main", kind="app", shares=(one,)),),
             account=Account(queue=f"q-{share.namespace}") if share.pod % 2 else None,
+            sku=f"s@{share.pod % 3}" if share.pod % 4 else "",
+            labels=(("team", share.namespace),) if share.pod % 5 else (),
         )
         if time_ms <= DAY_MS:
             found += [record] * rng.choice((1, 1, 2))
@@ -113,6 +121,7 @@ def usage_of(shares: list[Life], rng: random.Random) -> tuple[list[UsageRecord],
     told: list[UsageRecord] = []
     total = 0
     for node in NODES:
+        restarts = rng.sample(range(1, SAMPLES), k=rng.randint(0, 3))
         by_time: dict[int, list[tuple[Life, tuple[int, int]]]] = {time: [] for time in times}
         for share in shares:
             if share.node == node and share.steps[0][0] >= 0:
@@ -132,8 +141,8 @@ def usage_of(shares: list[Life], rng: random.Random) -> tuple[list[UsageRecord],
             ]
             record = UsageRecord(
                 node=node,
-                boot_id="b",
-                seq=number,
+                boot_id=f"b{sum(restart <= number for restart in restarts)}",
+                seq=number - max((one for one in restarts if one <= number), default=0),
                 time_s=time / 1000,
                 every_s=DAY_MS / SAMPLES / 1000,
                 shares=tuple(
@@ -209,6 +218,12 @@ class Day:
         return memory, core, whole
 
 
+def in_order(records: list[Any]) -> list[Any]:
+    """Each record once, by its time."""
+    once = {codec.encode(one): one for one in records}
+    return sorted(once.values(), key=lambda one: one.time_s)
+
+
 def exact(value: float, unit: int) -> int:
     return round(value * unit)
 
@@ -240,7 +255,7 @@ def test_reserved_and_free_are_the_capacity_over_any_interval(seed: int, cut: li
     assert reserved + free - overlap == CAPACITY * length * 10**6
     assert min(free, overlap) >= 0
     for by in BYS:
-        groups = meter.consumption(by=by)
+        groups = meter.consumption(by=by, label="team" if by == "label" else "")
         assert sum(exact(row.reserved_s, 10**9) for row in groups.items) == reserved
         assert sum(exact(row.used_s, 10**9) for row in groups.items) == amounts(found)[1]
         assert groups.total == found.total
@@ -253,6 +268,29 @@ def test_two_halves_are_the_day(seed: int, cut: int) -> None:
     whole = day.meter(0, DAY_MS).consumption(by="namespace")
     halves = [day.meter(*part).consumption(by="namespace") for part in ((0, cut), (cut, DAY_MS))]
     assert amounts(whole) == tuple(map(sum, zip(*map(amounts, halves), strict=True)))
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), duplicates=st.integers(1, 3))
+def test_repeated_and_reordered_deliveries_change_no_sum(seed: int, duplicates: int) -> None:
+    """The answer to the records once and in order is that to any deliveries of them."""
+    day = Day(seed)
+    delivered = day.meter(0, DAY_MS).consumption(by="namespace")
+    day.ledger = in_order(day.ledger) * duplicates
+    day.devices = in_order(day.devices) * duplicates
+    day.usage = in_order(day.usage) * duplicates
+    assert day.meter(0, DAY_MS).consumption(by="namespace") == delivered
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_a_day_has_its_size(seed: int) -> None:
+    day = Day(seed)
+    nodes = {one.node for one in day.usage}
+    assert nodes == set(NODES)
+    assert len({(one.node, one.time_s) for one in day.usage}) == len(NODES) * (SAMPLES + 1)
+    assert len(day.shares) >= CAPACITY * LANES
+    assert len({share.namespace for share in day.shares}) == 3
 
 
 @given(seed=st.integers(0, 2**32))

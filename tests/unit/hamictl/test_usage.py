@@ -4,6 +4,9 @@
 import csv
 import io
 import json
+import math
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from hamictl import client
 from hamictl.cli import main
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def row(name: str, hours: float, *, cost: float | None = None) -> dict[str, Any]:
@@ -26,6 +31,7 @@ def row(name: str, hours: float, *, cost: float | None = None) -> dict[str, Any]
         "idle_s": seconds / 8,
         "whole_s": seconds * 4,
         "saved_s": seconds * 3,
+        "overcommitted_s": seconds / 8,
         "occupied_s": seconds,
         "memory_mib_s": seconds * 100,
         "used_mib_s": 0.0,
@@ -47,6 +53,7 @@ def answer(currency: str = "EUR", **more: Any) -> dict[str, Any]:
         "unknown": 0,
         "cut": "",
         "by": "namespace",
+        "label": "",
         "namespace": "",
         "currency": currency,
         "unpriced": [],
@@ -196,14 +203,83 @@ def test_csv_and_json_lines_have_columns_of_focus(asked: Asked) -> None:
         ("queue", "gold", {"x_Queue": "gold"}),
         ("queue", "", {"x_Queue": None}),
         ("model", "T4", {"x_Model": "T4"}),
+        ("sku", "s-8g@3", {"SkuId": "s-8g", "SkuPriceId": "s-8g@3"}),
+        ("sku", "", {"SkuId": None, "SkuPriceId": None}),
+        ("class", "spot", {"x_Class": "spot"}),
+        ("label:team", "vision", {"Tags": '{"team": "vision"}', "SubAccountId": None}),
+        ("label:team", "", {"Tags": None}),
     ],
 )
 def test_rows_name_what_they_sum_up(
     asked: Asked, by: str, name: str, columns: dict[str, Any]
 ) -> None:
-    asked.answer = answer(by=by, items=[row(name, 1)])
+    attribute, _, label = by.partition(":")
+    asked.answer = answer(by=attribute, label=label, items=[row(name, 1)])
     (line,) = map(json.loads, run("usage", "--by", by, "-o", "jsonl").stdout.splitlines())
     assert {key: line[key] for key in columns} == columns
+    assert asked[0][1]["by"] == attribute
+    assert asked[0][1].get("label", "") == label
+
+
+@pytest.mark.parametrize("by", ["label", "label:", "colour"])
+def test_usage_refuses_an_attribute_that_is_none(asked: Asked, by: str) -> None:
+    result = CliRunner().invoke(main, ["usage", "--by", by])
+    assert result.exit_code == 2
+    assert f"--by: {by!r} is no attribute: give one of namespace, queue" in result.output
+    assert asked == []
+
+
+# --- OpenCost -----------------------------------------------------------------------------------
+
+MESSAGES = json.loads((GOLDEN / "opencost" / "messages.json").read_text(encoding="utf-8"))
+KINDS: dict[str, Any] = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and math.isfinite(value),
+    "list": lambda value: isinstance(value, list),
+    "map": lambda value: all(isinstance(one, str) for pair in value.items() for one in pair),
+    "message": lambda value: isinstance(value, dict),
+    "time": lambda value: datetime.fromisoformat(value).tzinfo,
+}
+
+
+def fits(message: dict[str, Any], name: str) -> bool:
+    """Every field is one of the message, with a value of its type."""
+    kinds = MESSAGES[name]
+    return all(field in kinds and KINDS[kinds[field]](value) for field, value in message.items())
+
+
+def test_opencost_gets_the_documented_message(asked: Asked) -> None:
+    asked.answer = answer(cut="reading stopped")
+    document = json.loads(run("usage", "-o", "opencost").stdout)
+    assert fits(document, "CustomCostResponse")
+    assert document["currency"] == "EUR"
+    assert (document["start"], document["end"]) == (
+        "2027-01-15T08:00:00.000Z",
+        "2027-01-16T08:00:00.000Z",
+    )
+    assert document["errors"] == ["Incomplete: reading stopped."]
+    first, second = document["costs"]
+    assert all(fits(cost, "CustomCost") for cost in (first, second))
+    assert all(
+        fits(cost["extended_attributes"], "CustomCostExtendedAttributes")
+        for cost in (first, second)
+    )
+    assert (first["billed_cost"], first["usage_quantity"], first["usage_unit"]) == (
+        3.0,
+        2.0,
+        "Device-Hours",
+    )
+    assert first["list_unit_price"] == 1.5
+    assert first["labels"] == {"namespace": "team-a"}
+    assert first["extended_attributes"]["sub_account_id"] == "team-a"
+    assert len({first["id"], second["id"]}) == 2
+
+
+def test_opencost_gets_no_costs_without_prices(asked: Asked) -> None:
+    asked.answer = answer(currency="")
+    result = CliRunner().invoke(main, ["usage", "-o", "opencost"])
+    assert result.exit_code == 2
+    assert "needs prices" in result.output
 
 
 def test_usage_refuses_a_time_that_is_none(asked: Asked) -> None:

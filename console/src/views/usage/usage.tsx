@@ -23,7 +23,7 @@ import { type Bar, StackedBars } from "./bars.tsx";
 import { csvOf } from "./focus.ts";
 import { formatDeviceTime, formatMoney, intervalOf, RANGES, type RangeName } from "./range.ts";
 
-const BYS = ["namespace", "queue", "model", "node", "pod"] as const;
+const BYS = ["namespace", "queue", "model", "node", "pod", "sku", "class"] as const;
 type By = (typeof BYS)[number];
 const BARS_MOST = 20;
 

@@ -50,6 +50,8 @@ OBJECT_LIST_MOST: Final = 1 << 17
 ATTRIBUTES_MOST: Final = 256
 """Entries of a map of facts."""
 VENDORS_MOST: Final = 64
+USAGE_LABELS_MOST: Final = 8
+"""Labels of a pod that its allocation records."""
 WORDS_MOST: Final = LIST_MOST
 """Words of a list in an annotation."""
 BEFORE_MOST: Final = 16

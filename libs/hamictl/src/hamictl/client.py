@@ -331,6 +331,7 @@ class ConsumptionRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
     whole_s: float
     saved_s: float
+    overcommitted_s: float
     occupied_s: float
     memory_mib_s: float
     used_mib_s: float
@@ -364,6 +365,7 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int
     cut: str
     by: str
+    label: str
     namespace: str
     currency: str
     unpriced: tuple[str, ...]

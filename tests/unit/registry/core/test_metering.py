@@ -363,6 +363,70 @@ def test_a_share_is_not_idle_while_it_works_or_is_not_measured_or_released() -> 
     assert idle(devices("a"), record(0.0)).items == ()
 
 
+def test_the_saving_of_a_fixture_computed_by_hand() -> None:
+    """Two devices for 1000 s; sharing against a whole device for each container.
+
+    ====== ============ ======= ======== ============ ==========
+    pod    part         seconds reserved whole device saved
+    ====== ============ ======= ======== ============ ==========
+    web    1/2 of ``a``    1000      500         1000        500
+    train  1/4 of ``a``     800      200          800        600
+    batch  all of ``b``     400      400          400          0
+    total                          1100         2200       1100
+    ====== ============ ======= ======== ============ ==========
+
+    At 3.6 an hour, a device second costs 0.001: 1.10 instead of 2.20.
+    """
+    found = consumed(
+        devices("a", "b"),
+        record(0.0, 500, pod="web"),
+        record(100.0, 250, pod="train", namespace="team-b"),
+        record(900.0, op="release", pod="train", namespace="team-b"),
+        record(500.0, 1000, pod="batch", uuids=("b",), exclusive=True),
+        record(900.0, op="release", pod="batch"),
+    )
+    total = found.total
+    assert (total.reserved_s, total.whole_s, total.saved_s) == (1100.0, 2200.0, 1100.0)
+    assert total.cost == pytest.approx(1.10)
+    assert total.whole_cost == pytest.approx(2.20)
+    saved = {row.name: (row.reserved_s, row.saved_s) for row in found.items}
+    assert saved == {"team-a": (900.0, 500.0), "team-b": (200.0, 600.0)}
+    assert found.fleet is not None
+    assert found.fleet.capacity_s - found.fleet.free_s == total.reserved_s
+
+
+def test_time_is_summed_up_by_sku_class_and_recorded_label() -> None:
+    told = [
+        devices("a"),
+        record(0.0, 500, pod="p", sku="s-8g@2", service_class="spot", labels=(("team", "red"),)),
+        record(0.0, 250, pod="q", sku="s-8g@3", service_class="spot", labels=(("app", "x"),)),
+        record(0.0, 100, pod="r"),
+    ]
+
+    def rows(by: Any, **more: Any) -> dict[str, float]:
+        found = meter(*told).consumption(by=by, **more)
+        assert found.label == more.get("label", "")
+        return {row.name: row.reserved_s for row in found.items}
+
+    assert rows("sku") == {"s-8g@2": 500.0, "s-8g@3": 250.0, "": 100.0}
+    assert rows("class") == {"spot": 750.0, "": 100.0}
+    assert rows("label", label="team") == {"red": 500.0, "": 350.0}
+    assert rows("label", label="app") == {"x": 250.0, "": 600.0}
+
+
+def test_time_is_overcommitted_while_shares_reserve_more_than_the_memory() -> None:
+    found = consumed(
+        devices("a", capacity_mib=2000),
+        record(0.0, 800, pod="p"),
+        record(200.0, 600, pod="q"),
+        record(700.0, op="release", pod="q"),
+    )
+    # Both from 200 s to 700 s: 0.4 and 0.3 of the capacity.
+    assert found.total.overcommitted_s == pytest.approx(0.7 * 500)
+    alone = consumed(devices("a", capacity_mib=2000), record(0.0, exclusive=True))
+    assert alone.total.overcommitted_s == 0
+
+
 def test_an_idle_share_has_the_newest_action_of_its_idle_time() -> None:
     told = [devices("a"), record(0.0), nothing(0.0)]
     told += [usage(60.0, device_s=5.0), *(usage(60.0 * i, device_s=5.0) for i in range(2, 17))]

@@ -17,6 +17,7 @@ from hami_common.bounds import (
     CONTAINERS_MOST,
     LIST_MOST,
     SHARES_MOST,
+    USAGE_LABELS_MOST,
     BootId,
     Count,
     Duration,
@@ -111,6 +112,10 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SKU that the pod was admitted with, ``<name>@<version>``; empty: it names no SKU."""
     service_class: Word = field(default="", name="class")
     """Class of that SKU: ``guaranteed``, ``burstable`` or ``spot``; empty without a SKU."""
+    labels: Annotated[tuple[tuple[MapKey, Label], ...], Meta(max_length=USAGE_LABELS_MOST)] = ()
+    """Labels of the pod that the scheduler's setting ``usage_labels`` names, as of its placement,
+    for sums of usage; sorted by key.
+    """
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):

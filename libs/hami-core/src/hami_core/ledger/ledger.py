@@ -856,6 +856,7 @@ class Ledger:
                 claim=record.claim,
                 sku=record.sku,
                 service_class=record.service_class,
+                labels=record.labels,
             ),
             fenced=True,
         )

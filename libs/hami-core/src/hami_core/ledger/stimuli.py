@@ -57,9 +57,18 @@ class Append(Struct, frozen=True, kw_only=True):
     fenced: bool
     """True when the condition is the node's fence, else it is the key's own sequence."""
 
-    def under(self, account: Account | None, *, sku: str = "", service_class: str = "") -> "Append":
-        """Return a copy with the identity under which quotas count the pod, and with its SKU."""
-        record = replace(self.record, account=account, sku=sku, service_class=service_class)
+    def under(
+        self,
+        account: Account | None,
+        *,
+        sku: str = "",
+        service_class: str = "",
+        labels: tuple[tuple[str, str], ...] = (),
+    ) -> "Append":
+        """Return a copy with the identity under which quotas and bills count the pod."""
+        record = replace(
+            self.record, account=account, sku=sku, service_class=service_class, labels=labels
+        )
         return replace(self, record=record)
 
 

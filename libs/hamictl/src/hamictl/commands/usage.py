@@ -17,11 +17,12 @@ from typing import Final
 import click
 
 from hami_common.runtime.clock import SystemClock
-from hamictl import client, options, output
+from hamictl import client, opencost, options, output
 from hamictl.errors import InputRefused
 
-BYS: Final = ("namespace", "queue", "model", "node", "pod")
-FORMATS: Final = ("table", "csv", "jsonl", "json", "yaml")
+BYS: Final = ("namespace", "queue", "model", "node", "pod", "sku", "class")
+LABEL: Final = "label:"
+FORMATS: Final = ("table", "csv", "jsonl", "opencost", "json", "yaml")
 HOUR_S: Final = 3600.0
 DIGITS: Final = 6
 _AGO: Final = re.compile(r"([0-9]{1,6})([mhd])")
@@ -41,10 +42,11 @@ _WEEK_MINUTES: Final = 7 * 24 * 60
 @click.option("--to", default="", metavar="TIME", help="End, likewise; default: now.")
 @click.option(
     "--by",
-    type=click.Choice(BYS),
     default="namespace",
     show_default=True,
-    help="Attribute by which time is summed up.",
+    metavar="ATTRIBUTE",
+    help="Attribute by which time is summed up: namespace, queue, model, node, pod, sku, class, or"
+    " label:KEY.",
 )
 @options.only_namespace_option
 @options.registry_option
@@ -55,7 +57,7 @@ _WEEK_MINUTES: Final = 7 * 24 * 60
     type=click.Choice(FORMATS),
     default="table",
     show_default=True,
-    help="Output format; csv and jsonl have columns of FOCUS.",
+    help="Output format; csv and jsonl have columns of FOCUS, opencost is a CustomCostResponse.",
 )
 def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format_: str) -> None:
     """Show device hours reserved, used and wasted, and their price.
@@ -69,12 +71,17 @@ def usage(*, from_: str, to: str, by: str, namespace: str, registry: str, format
         registry,
         "/v1/consumption",
         **{"from": _time(from_, now_s), "to": _time(to, now_s)},
-        by=by,
+        **_attribute(by),
         namespace=namespace,
     )
     if output.structured(answer, format_):
         return
-    _warn(answer)
+    problems = problems_of(answer)
+    if format_ == "opencost":
+        click.echo(json.dumps(_opencost(answer, problems), indent=1))
+        return
+    for problem in problems:
+        click.echo(problem, err=True)
     if format_ == "csv":
         click.echo(as_csv(answer), nl=False)
     elif format_ == "jsonl":
@@ -151,7 +158,14 @@ def _action(action: client.IdleAction | None, now_s: float) -> str:
 
 
 def _print_usage(answer: client.Consumption) -> None:
-    headings = [answer.by.upper(), "RESERVED H", "USED H", "WASTED H", "UNMEASURED H", "IDLE H"]
+    headings = [
+        (answer.label or answer.by).upper(),
+        "RESERVED H",
+        "USED H",
+        "WASTED H",
+        "UNMEASURED H",
+        "IDLE H",
+    ]
     headings += ["WHOLE DEVICES H", "SAVED"]
     headings += ["COST", "WASTED"] if answer.currency else []
     rows = [*answer.items, answer.total] if len(answer.items) > 1 else answer.items
@@ -189,17 +203,37 @@ def _print_usage(answer: client.Consumption) -> None:
         click.echo("No prices are configured: see docs/usage.md.", err=True)
 
 
-def _warn(answer: client.Consumption) -> None:
-    """Print on standard error what the answer lacks."""
+def problems_of(answer: client.Consumption) -> list[str]:
+    """Return what the answer lacks, in sentences."""
+    found: list[str] = []
     if answer.complete_since_s > answer.from_s:
         since = _rfc3339(answer.complete_since_s)
-        click.echo(f"Complete since {since}: older events are not stored.", err=True)
+        found.append(f"Complete since {since}: older events are not stored.")
     if answer.unknown:
-        click.echo(f"{answer.unknown} allocations are only partly known.", err=True)
+        found.append(f"{answer.unknown} allocations are only partly known.")
     if answer.cut:
-        click.echo(f"Incomplete: {answer.cut}.", err=True)
+        found.append(f"Incomplete: {answer.cut}.")
     if answer.unpriced:
-        click.echo(f"No price is configured for {', '.join(answer.unpriced)}.", err=True)
+        found.append(f"No price is configured for {', '.join(answer.unpriced)}.")
+    return found
+
+
+def _attribute(by: str) -> Mapping[str, str]:
+    """Return the query parameters of an attribute."""
+    if by.startswith(LABEL) and by != LABEL:
+        return {"by": "label", "label": by.removeprefix(LABEL)}
+    if by in BYS:
+        return {"by": by}
+    message = f"--by: {by!r} is no attribute: give one of {', '.join(BYS)}, or label:KEY"
+    raise InputRefused(message)
+
+
+def _opencost(answer: client.Consumption, problems: list[str]) -> Mapping[str, object]:
+    if not answer.currency:
+        message = "-o opencost needs prices: set them in the registry, see docs/usage.md"
+        raise InputRefused(message)
+    rows = [focus_row(answer, row) for row in answer.items]
+    return opencost.response_of(answer, rows, problems=problems)
 
 
 def focus_row(answer: client.Consumption, row: client.ConsumptionRow) -> Mapping[str, object]:
@@ -219,13 +253,18 @@ def focus_row(answer: client.Consumption, row: client.ConsumptionRow) -> Mapping
         "ResourceType": {"pod": "Pod", "node": "Node"}.get(by),
         "ServiceCategory": "Compute",
         "ServiceName": "HAMi",
+        "SkuId": (name.partition("@")[0] or None) if by == "sku" else None,
+        "SkuPriceId": (name or None) if by == "sku" else None,
         "SubAccountId": namespace or None,
+        "Tags": json.dumps({answer.label: name}) if answer.label and name else None,
         "x_Queue": (name or None) if by == "queue" else None,
         "x_Model": name if by == "model" else None,
+        "x_Class": (name or None) if by == "class" else None,
         "x_UsedHours": _hours(row.used_s),
         "x_WastedHours": _hours(row.wasted_s),
         "x_UnmeasuredHours": _hours(row.unmeasured_s),
         "x_IdleHours": _hours(row.idle_s),
+        "x_OvercommittedHours": _hours(row.overcommitted_s),
         "x_WholeDeviceHours": _hours(row.whole_s),
         "x_WastedCost": _rounded(row.wasted_cost),
         "x_WholeDeviceCost": _rounded(row.whole_cost),

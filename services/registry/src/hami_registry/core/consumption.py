@@ -45,7 +45,7 @@ from hami_registry.core.metering import (
     within,
 )
 
-By = Literal["namespace", "queue", "model", "node", "pod"]
+By = Literal["namespace", "queue", "model", "node", "pod", "sku", "class", "label"]
 NS: Final = 1_000_000_000
 HOUR_S: Final = 3600
 
@@ -54,7 +54,9 @@ class ConsumptionRow(Struct, frozen=True, kw_only=True):
     """Device time of one group; device-seconds unless another unit is named."""
 
     name: str
-    """Namespace, queue, model, node, or namespace and pod; an empty queue: pods that name none."""
+    """Namespace, queue, model, node, namespace and pod, SKU as ``<name>@<version>``, class of the
+    SKU, or value of the label; an empty queue, SKU, class or value: pods that have none.
+    """
     allocations: int
     """Allocations that held a share."""
     reserved_s: float
@@ -71,6 +73,8 @@ class ConsumptionRow(Struct, frozen=True, kw_only=True):
     """Device time if each container had whole devices."""
     saved_s: float
     """``whole_s`` less ``reserved_s``."""
+    overcommitted_s: float
+    """Of it while shares reserved more memory of the device than it has."""
     occupied_s: float
     """Device time in which the group held a share of the device. A device that several groups share
     counts for each of them, and once in the total.
@@ -128,6 +132,8 @@ class Consumption(Struct, frozen=True, kw_only=True):
     cut: str
     """Reason for which events are missing at the end of the interval; empty: none are."""
     by: By
+    label: str
+    """Key of the label; empty: rows are not by a label."""
     namespace: str
     """Only this namespace; empty: all."""
     currency: str
@@ -204,6 +210,7 @@ class _Sums(Struct, kw_only=True):
     lives: set[int]
     reserved: int = 0
     whole: int = 0
+    overcommitted: int = 0
     occupied: int = 0
     memory: int = 0
     core: int = 0
@@ -252,10 +259,16 @@ class Meter(Struct, frozen=True, kw_only=True):
         )
 
     def consumption(
-        self, *, by: By, namespace: str = "", complete_since_s: float = 0.0, cut: str = ""
+        self,
+        *,
+        by: By,
+        label: str = "",
+        namespace: str = "",
+        complete_since_s: float = 0.0,
+        cut: str = "",
     ) -> Consumption:
-        """Sum up the interval."""
-        group = _GROUPS[by]
+        """Sum up the interval; by ``label``: key of the label."""
+        group = _GROUPS.get(by, partial(_label_of, label))
         groups: dict[str, _Sums] = defaultdict(_no_sums)
         total, fleet = _no_sums(), _FleetSums()
         price_of = self.prices.micros()
@@ -291,6 +304,7 @@ class Meter(Struct, frozen=True, kw_only=True):
             unknown=self._unknown(namespace),
             cut=cut,
             by=by,
+            label=label if by == "label" else "",
             namespace=namespace,
             currency=self.prices.currency,
             unpriced=tuple(sorted(unpriced)) if has_prices else (),
@@ -470,8 +484,15 @@ _GROUPS: Final[Mapping[By, Callable[[Life, Listing], str]]] = {
     "model": lambda _, device: device.model,
     "node": lambda life, _: life.node,
     "pod": lambda life, _: f"{life.namespace}/{life.pod}",
+    "sku": lambda life, _: life.sku,
+    "class": lambda life, _: life.service_class,
 }
-BYS: Final = tuple(_GROUPS)
+BYS: Final[tuple[By, ...]] = (*_GROUPS, "label")
+
+
+def _label_of(key: str, life: Life, device: Listing) -> str:
+    del device
+    return next((value for name, value in life.labels if name == key), "")
 
 
 def _add(sums: _Sums, piece: Slice, held: Held, spent: Spent, price: int) -> None:
@@ -480,6 +501,8 @@ def _add(sums: _Sums, piece: Slice, held: Held, spent: Spent, price: int) -> Non
     sums.lives.add(held.life)
     sums.reserved += held.ppm * length_ms
     sums.whole += whole
+    if piece.is_overcommitted:
+        sums.overcommitted += held.ppm * length_ms
     sums.memory += held.memory_mib * length_ms
     sums.core += held.core_pct * length_ms
     for name in Spent.__struct_fields__:
@@ -501,6 +524,7 @@ def _row(name: str, sums: _Sums, *, has_prices: bool) -> ConsumptionRow:
         idle_s=spent.idle_ns / NS,
         whole_s=sums.whole / NS,
         saved_s=(sums.whole - sums.reserved) / NS,
+        overcommitted_s=sums.overcommitted / NS,
         occupied_s=sums.occupied / NS,
         memory_mib_s=sums.memory / MS,
         used_mib_s=spent.used_mib_ms / MS,

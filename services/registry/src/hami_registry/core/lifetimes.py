@@ -56,6 +56,12 @@ class Life(Struct, frozen=True, kw_only=True):
     pod: str
     queue: str
     """Queue that the pod names; empty: its namespace decides."""
+    sku: str
+    """SKU that the pod was admitted with, ``<name>@<version>``; empty: none."""
+    service_class: str
+    """Class of that SKU."""
+    labels: tuple[tuple[str, str], ...]
+    """Recorded labels of the pod."""
     end_ms: int
     """``FOREVER``: not released."""
     bookings: tuple[Booking, ...]
@@ -125,6 +131,9 @@ def _life(records: set[AllocationRecord], begins: list[int]) -> tuple[Life, list
         namespace=last.namespace,
         pod=last.pod,
         queue=last.account.queue if last.account else "",
+        sku=last.sku,
+        service_class=last.service_class,
+        labels=last.labels,
         end_ms=end_ms,
         bookings=tuple(bookings),
         is_begin_known=bool(versions) and versions[0].op == "reserve",
@@ -171,6 +180,8 @@ class Listing(NamedTuple):
     model: str
     capacity_mib: int
     capacity_core_pct: int
+    memory_mib: int
+    """Its own memory, which the capacity exceeds where it is overcommitted."""
 
 
 def listings(records: Iterable[NodeDevices]) -> dict[DeviceKey, list[Listing]]:
@@ -217,4 +228,5 @@ def _listed(record: NodeDevices, start_ms: int, end_ms: int) -> Iterator[Listing
             model=device.type,
             capacity_mib=device.capacity_mib,
             capacity_core_pct=device.capacity_core_pct,
+            memory_mib=device.memory_mib,
         )

@@ -69,6 +69,8 @@ class Slice(NamedTuple):
     overlap_ppm: int
     capacity_mib: int
     capacity_core_pct: int
+    is_overcommitted: bool
+    """Shares reserve more memory than the device has."""
 
     @property
     def length_ms(self) -> int:
@@ -157,6 +159,7 @@ def _slice(
         overlap_ppm=sum(one.ppm for one in held) - taken,
         capacity_mib=max(memory_mib, device.capacity_mib if is_listed else 0),
         capacity_core_pct=max(core_pct, device.capacity_core_pct if is_listed else 0),
+        is_overcommitted=len(held) > 1 and memory_mib > device.memory_mib > 0,
     )
 
 

@@ -84,6 +84,11 @@ OPERATIONS: tuple[Operation, ...] = (
                 text="Attribute by which time is summed up; namespace when absent.",
                 values=BYS,
             ),
+            Parameter(
+                name="label",
+                place="query",
+                text="Key of the label, with by=label; one that the scheduler records.",
+            ),
             _NAMESPACE,
         ),
         errors=_TOO_MANY,
@@ -147,11 +152,20 @@ class MeteringApi:
             _time(query, "from"), _time(query, "to"), now_s=self._clock.now_s(), default_s=DAY_S
         )
         by, namespace = cast("By", query.get("by", "namespace")), query.get("namespace", "")
+        label = query.get("label", "")
+        if bool(label) != (by == "label"):
+            raise RequestInvalid(
+                field="query parameter label",
+                problem="is given without by=label" if label else "is absent, with by=label",
+                fix="give both, such as by=label&label=team",
+            )
         with self._questions.hold(request.caller, is_operator=not namespace):
             since_s = await self._complete_since_s()
             meter, cut = await self._meter(from_s, to_s, namespace)
         answer = await anyio.to_thread.run_sync(
-            lambda: meter.consumption(by=by, namespace=namespace, complete_since_s=since_s, cut=cut)
+            lambda: meter.consumption(
+                by=by, label=label, namespace=namespace, complete_since_s=since_s, cut=cut
+            )
         )
         return _json(answer)
 
