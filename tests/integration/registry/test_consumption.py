@@ -33,6 +33,7 @@ from tests.support.registry import (
 pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600.0
+LABELS = (("team", "red"),)
 EURO = Prices(currency="EUR", device_hour={"NVIDIA H200": 2.0})
 
 
@@ -147,7 +148,9 @@ async def site_with(
 async def test_consumption_is_as_computed_by_hand(nats_server: NatsServer) -> None:
     async with site_with(nats_server) as site:
         # Half of a device for half an hour, of which the limiter counted a fifth at work.
-        await site.allocate("team-a", "train", age_s=2400, account=Account(queue="gold"))
+        await site.allocate(
+            "team-a", "train", age_s=2400, account=Account(queue="gold"), labels=LABELS
+        )
         await site.use("team-a", "train", age_s=2400, device_s=0.0)
         await site.use("team-a", "train", age_s=1500, device_s=180.0)
         await site.allocate("team-a", "train", age_s=600, op="release")
@@ -168,6 +171,11 @@ async def test_consumption_is_as_computed_by_hand(nats_server: NatsServer) -> No
         assert found["complete_since_s"] == 0
         by_queue = await site.consumption("&by=queue")
         assert {row["name"] for row in by_queue["items"]} == {"", "gold"}
+        by_label = await site.consumption("&by=label&label=team")
+        assert {row["name"]: row["reserved_s"] for row in by_label["items"]} == {
+            "red": pytest.approx(900),
+            "": pytest.approx(900),
+        }
         by_model = await site.consumption("&by=model")
         (model,) = by_model["items"]
         assert model["occupied_s"] == pytest.approx(3600)
@@ -235,7 +243,9 @@ async def test_wrong_parameters_and_prices_are_refused(nats_server: NatsServer) 
             ("from=2026-05-01T00:00:00", "is no time"),
             ("from=9e9", "is no time"),
             ("from=10&to=5", "is not before the end"),
-            ("by=label", "is not one of its values"),
+            ("by=colour", "is not one of its values"),
+            ("by=label", "query parameter label: is absent, with by=label"),
+            ("label=team", "query parameter label: is given without by=label"),
         ):
             answer = await site.get(f"/v1/consumption?{query}", 400)
             assert part in answer["error"]["message"], query

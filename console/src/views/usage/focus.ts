@@ -37,7 +37,10 @@ export function focusRow(
     SkuId: by === "sku" ? (row.name.split("@")[0] ?? "") : null,
     SkuPriceId: by === "sku" ? row.name : null,
     SubAccountId: namespace,
-    Tags: answer.label && row.name ? `{${JSON.stringify(answer.label)}: ${JSON.stringify(row.name)}}` : null,
+    Tags:
+      answer.label && row.name
+        ? `{${JSON.stringify(answer.label)}: ${JSON.stringify(row.name)}}`
+        : null,
     x_Queue: by === "queue" ? row.name : null,
     x_Model: by === "model" ? row.name : null,
     x_Class: by === "class" ? row.name : null,

@@ -21,6 +21,7 @@ import anyio
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
+from hami_common.bounds import LABEL_MOST, NAME_MOST, USAGE_LABELS_MOST
 from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.pods.signing import Signer, Verifier
@@ -198,7 +199,10 @@ class Scheduler:
         )
         catalog = Catalog.from_settings(settings.vendors)
         self._reader = reader = PodReader(
-            catalog=catalog, verifier=keys.verifier, policy=settings.policy
+            catalog=catalog,
+            verifier=keys.verifier,
+            policy=settings.policy,
+            usage_labels=_usage_labels(settings),
         )
         self._effects = effects = self._writers(world, tracing=tracing, writer=writer, ids=ids)
         self._waker = waker = Waker(world.kube, state=state, settings=settings)
@@ -554,6 +558,25 @@ class Scheduler:
             await self.decisions.drain(limit_s=limit_s)
             if isinstance(self._core, RecordedCore):
                 await self._core.recorder.drain()
+
+
+def _usage_labels(settings: Settings) -> tuple[str, ...]:
+    """Return the keys of the labels to be recorded; ``SettingsInvalid`` for unusable ones."""
+    keys = settings.usage_labels
+    if len(keys) > USAGE_LABELS_MOST:
+        raise SettingsInvalid(
+            field="usage_labels",
+            problem=f"names {len(keys)} labels",
+            fix=f"name at most {USAGE_LABELS_MOST}, because each allocation records them",
+        )
+    for key in keys:
+        if not 0 < len(key) <= NAME_MOST + 1 + LABEL_MOST:
+            raise SettingsInvalid(
+                field="usage_labels",
+                problem=f"{key[:40]!r} is no key of a label",
+                fix="give a key such as team or app.kubernetes.io/part-of",
+            )
+    return keys
 
 
 def _holding_key(holding: Holding) -> str:

@@ -313,6 +313,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     fence_delay_s: float = 3.0
     """Added to the lease, so that the owner of a slow bind is the first to settle it."""
 
+    usage_labels: tuple[str, ...] = ()
+    """Keys of pod labels that allocations record, at most eight, so that usage can be summed up by
+    them, see docs/usage.md. A change applies to pods that are placed from then on.
+    """
     topology_labels: tuple[str, ...] = ()
     """Node labels with a node's position in the network, widest domain first, such as
     ``topology.kubernetes.io/zone`` and a rack's. Members of a gang are then placed close to each

@@ -179,3 +179,15 @@ def test_finished_pod_and_deleting_pod_do_not_wait() -> None:
         view, metadata=msgspec.structs.replace(view.metadata, deletion_timestamp="now")
     )
     assert not reader().facts_of(deleting).is_waiting()
+
+
+def test_recorded_labels_are_those_of_the_setting() -> None:
+    found = PodReader(
+        catalog=Catalog.from_settings(),
+        verifier=Verifier.from_pems([SIGNER.public_pem()]),
+        usage_labels=("team", "app", "absent"),
+    )
+    labels = {"team": "vision", "app": "", "other": "x"}
+    view = msgspec.convert({"metadata": {"uid": "u", "name": "p", "labels": labels}}, PodView)
+    assert found.facts_of(view).labels == (("app", ""), ("team", "vision"))
+    assert reader().facts_of(view).labels == ()

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from hami_common.bus import subjects
-from hami_common.errors import Denied, NotFound, Unavailable
+from hami_common.errors import Denied, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods import annotations
@@ -661,3 +661,35 @@ async def test_hundred_pods_at_once_on_one_node_never_double_book() -> None:
     assert errors.count("") == 128
     assert s.value("hami_scheduler_fence_conflicts_total") == 0
     world.check_settled(node)
+
+
+async def test_record_has_the_labels_of_the_setting_also_after_the_ledger_is_lost() -> None:
+    pod = builders.pod("p")
+    pod["metadata"]["labels"] |= {"team": "vision", "secret": "x"}
+    world = await world_with(pod)
+    async with world.scheduler(usage_labels=("team", "app")) as s:
+        assert await s.bind(pod, "n1") == ""
+        (record,) = world.live()
+        assert record.labels == (("team", "vision"),)
+        world.kube.change(pod_path(pod), status={"phase": "Running"})
+        world.bus.wipe()
+        await settle(world, s)
+        await world.advance(600, "n1", "n2")
+        (restored,) = world.live()
+        assert restored.labels == record.labels
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (tuple(f"l{n}" for n in range(9)), "names 9 labels; name at most 8"),
+        (("",), "'' is no key of a label"),
+    ],
+)
+async def test_labels_that_cannot_be_recorded_are_refused(
+    keys: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(SettingsInvalid, match="usage_labels") as caught:
+        async with World().scheduler(usage_labels=keys, wait=False):
+            await anyio.lowlevel.checkpoint()
+    assert problem in str(caught.value)

@@ -7,7 +7,7 @@ D4, D6).
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final
@@ -102,6 +102,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """SKU that the pod was admitted with, ``<name>@<version>``; empty without one."""
     service_class: str = ""
     """Class of that SKU."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of the pod that usage is summed up by, sorted by key."""
     hold: str = ""
     """Name of the held shares that the pod takes over, see ``hold_of``; only in its namespace."""
     controller: str = ""
@@ -225,9 +227,18 @@ class PodReader:
     """Makes facts from documents, for one set of vendors, keys and default policy."""
 
     def __init__(
-        self, *, catalog: Catalog, verifier: Verifier, policy: PlacementPolicy | None = None
+        self,
+        *,
+        catalog: Catalog,
+        verifier: Verifier,
+        policy: PlacementPolicy | None = None,
+        usage_labels: Iterable[str] = (),
     ) -> None:
-        """Parse requests with ``catalog`` and believe annotations that ``verifier`` accepts."""
+        """Parse requests with ``catalog`` and believe annotations that ``verifier`` accepts.
+
+        ``usage_labels``: keys of the labels that are recorded.
+        """
+        self._usage_labels = tuple(sorted(set(usage_labels)))
         self._catalog = catalog
         self._count_resources = count_resources(catalog)
         self._verifier = verifier
@@ -291,6 +302,10 @@ class PodReader:
         except RequestInvalid:
             return ()
 
+    def _labels_of(self, pod: PodView) -> tuple[tuple[str, str], ...]:
+        labels = pod.labels()
+        return tuple((key, labels[key]) for key in self._usage_labels if key in labels)
+
     def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
         """Return the facts of this version.
 
@@ -350,6 +365,7 @@ class PodReader:
             account=self.account_of(pod),
             sku=sku,
             service_class=service_class,
+            labels=self._labels_of(pod),
             hold=hold_of(pod),
             controller=controller_of(pod),
             claim=claim_of(pod),

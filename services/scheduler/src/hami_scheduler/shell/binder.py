@@ -723,7 +723,7 @@ def _fitting(plan: Append | Reuse | NodeRefusal, node: str) -> Append | Reuse:
 
 def _under(plan: Append, pod: PodFacts) -> Append:
     """Return the plan with what the pod's quotas and bills need in the record."""
-    return plan.under(pod.account, sku=pod.sku, service_class=pod.service_class)
+    return plan.under(pod.account, sku=pod.sku, service_class=pod.service_class, labels=pod.labels)
 
 
 def _refusal(

@@ -129,7 +129,12 @@ class Settling:
                     is_view_fresh = True
                     continue
                 try:
-                    plan = plan.under(pod.account, sku=pod.sku, service_class=pod.service_class)
+                    plan = plan.under(
+                        pod.account,
+                        sku=pod.sku,
+                        service_class=pod.service_class,
+                        labels=pod.labels,
+                    )
                     await self._ledger.append(plan, traceparent=pod.traceparent)
                 except Conflict:
                     await self._ledger.read_node(node)
