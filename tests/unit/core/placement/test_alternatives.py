@@ -134,22 +134,7 @@ def test_quota_of_one_vendor_leaves_the_nodes_of_the_other() -> None:
     ]
     everything = allowed(table, request, None, filtered, lambda _: None)
     assert list(everything.left.strings()) == ["a", "b", "c"]
-<<<<<<< HEAD
-<<<<<<< HEAD
-    nothing = allowed(
-        table,
-        request,
-        None,
-        filtered,
-        lambda _: NodeRefusal(code="ResourceQuotaNotFit", text="all"),
-    )
-=======
     refusal = NodeRefusal(code="ResourceQuotaNotFit", text="all")
     nothing = allowed(table, request, None, filtered, lambda _: refusal)
->>>>>>> 7715cda6 (docs: list the metrics of the catalog of SKUs)
-=======
-    refusal = NodeRefusal(code="ResourceQuotaNotFit", text="all")
-    nothing = allowed(table, request, None, filtered, lambda _: refusal)
->>>>>>> 7715cda6 (docs: list the metrics of the catalog of SKUs)
     assert len(nothing.left) == 0
     assert sum(len(places) for _, places in nothing.refused) == 3
