@@ -71,6 +71,7 @@ async def scheduler_on(bus: Bus) -> AsyncIterator[Running]:
             devices=natsio.NatsBucket(bus, subjects.DEVICES_BUCKET),
             records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
             states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
+            policies=natsio.NatsBucket(bus, subjects.POLICIES_BUCKET),
             publisher=natsio.NatsPublisher(bus),
             subscribe=partial(Bus.subscribe, bus),
             kube=world.kube,

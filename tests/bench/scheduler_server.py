@@ -87,6 +87,7 @@ def make(nodes: int) -> Scheduler:
             devices=MemoryBucket(bus, subjects.DEVICES_BUCKET),
             records=MemoryBucket(bus, subjects.ALLOC_BUCKET),
             states=MemoryBucket(bus, subjects.STATE_BUCKET),
+            policies=MemoryBucket(bus, subjects.POLICIES_BUCKET),
             publisher=_Forgetful(bus),
             subscribe=_no_news,
             kube=FakeKube(),

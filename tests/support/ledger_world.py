@@ -345,6 +345,7 @@ class LedgerWorld:
                 devices=connection.bucket(subjects.DEVICES_BUCKET),
                 records=records,
                 states=states,
+                policies=connection.bucket(subjects.POLICIES_BUCKET),
                 publisher=connection.publisher,
                 subscribe=connection.subscribe,
                 kube=kube,

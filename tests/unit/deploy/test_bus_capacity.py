@@ -52,7 +52,8 @@ def test_volume_holds_blocks_that_are_half_empty() -> None:
 
 def test_streams_of_record_discard_new_messages_when_full() -> None:
     discard = {c["name"]: c["discard"] for c in stream_configs(BusLimits())}
-    truth = {*(subjects.stream_of(b) for b in subjects.BUCKETS), subjects.REPORTS_STREAM}
+    buckets = (*subjects.BUCKETS, subjects.POLICIES_BUCKET)
+    truth = {*map(subjects.stream_of, buckets), subjects.REPORTS_STREAM}
     assert {name for name, how in discard.items() if how == "new"} == truth
 
 

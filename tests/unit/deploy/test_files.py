@@ -15,6 +15,7 @@ from hami_common.runtime.settings import ServiceSettings, load
 from hami_common.skus import catalog as skus
 from hami_common.vendors.catalog import Catalog
 from hami_core.quota import queues
+from hami_core.replay.policies import parse as parse_policies
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.settings import Settings as Registry
@@ -122,6 +123,22 @@ def test_profiles_replace_the_catalog_or_the_queues_by_valid_ones() -> None:
     assert {sku.service_class for sku in catalog.skus} == {"guaranteed", "burstable", "spot"}
     tree = tomllib.loads((components / "private-cloud/queues.toml").read_text())
     assert "research" in queues.parse(tree, vendors=()).queues
+
+
+def test_policies_of_the_component_are_mounted_and_parsed() -> None:
+    directory = KUSTOMIZE / "components/policies"
+    component = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    (entry,) = component["configMapGenerator"]
+    (patch,) = component["patches"]
+    pod = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    (variable,), (mount,) = container["env"], container["volumeMounts"]
+    file = Path(variable["value"])
+    assert (volume["name"], volume["configMap"]["name"]) == (mount["name"], entry["name"])
+    assert (str(file.parent), [file.name]) == (mount["mountPath"], entry["files"])
+    shipped = parse_policies(tomllib.loads((directory / file.name).read_text()))
+    assert shipped.policies[shipped.default].policy() == Scheduler(signing_key_file="").policy
+    assert shipped.canary is None
 
 
 def test_pods_that_wait_are_tried_again_within_two_seconds_of_returned_capacity() -> None:

@@ -40,6 +40,7 @@ const KINDS = [
   "idleaction",
   "breach",
   "quarantine",
+  "policy",
 ] as const;
 const DRAW_MS = 200;
 

@@ -5,7 +5,7 @@ The Structs declare the fields that are printed; additional fields of a newer se
 Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import anyio
@@ -66,6 +66,61 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     numa: int | None = None
     isolation: Isolation = BOOKED
     overcommit: str = ""
+
+
+class NamedPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """One placement policy."""
+
+    name: str
+    node: str
+    device: tuple[str, ...]
+    weights: dict[str, int]
+
+
+class CanaryRollback(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollback of a canary policy."""
+
+    time_s: float
+    reason: str
+    writer: str = ""
+
+
+class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the canary's pods, or of its control group."""
+
+    pods: int
+    refused_pct: float
+    refusals_per_min: float
+    wait_p95_s: float
+    packing_pct: float | None
+
+
+class CanaryVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest evaluation of a canary."""
+
+    canary: CanaryFigures
+    control: CanaryFigures
+    is_decidable: bool
+
+
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the canary."""
+
+    definition: dict[str, Any]
+    digest: str
+    state: str
+    rollback: CanaryRollback | None
+    verdict: CanaryVerdict | None
+
+
+class Policies(msgspec.Struct, frozen=True, kw_only=True):
+    """The policies file as a scheduler applies it."""
+
+    file: str
+    problem: str
+    default: NamedPolicy
+    items: tuple[NamedPolicy, ...]
+    canary: Canary | None
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

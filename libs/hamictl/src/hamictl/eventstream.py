@@ -34,6 +34,7 @@ KINDS = (
     "idle",
     "idleaction",
     "breach",
+    "policy",
 )
 START_S = 5.0
 POLL_S = 0.3
@@ -202,6 +203,8 @@ def summary(event: Event) -> str:
             text = f"{record.get('kind')}: {record.get('used_mib', 0)} MiB used"
         case "device":
             text = f"{len(record.get('devices') or [])} devices of {record.get('vendor')}"
+        case "policy":
+            text = f"canary {record.get('policy')} rolled back"
         case "usage":
             text = f"{len(record.get('shares') or [])} shares"
         case "idle":

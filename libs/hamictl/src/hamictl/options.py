@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share."""
 
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from hami_common import namespaces
-from hami_common.runtime.clock import SystemClock
 from hamictl import output
-from hamictl.errors import InputRefused
 
 REGISTRY = "http://127.0.0.1:9396"
 SCHEDULER = "http://127.0.0.1:9398"
@@ -75,31 +71,12 @@ snapshot_file_option = click.option(
     type=click.Path(path_type=Path),
     help="Snapshot file written by hamictl snapshot.",
 )
-_AGO: Final = re.compile(r"([0-9]{1,6})([mhd])")
-_UNIT_S: Final = {"m": 60.0, "h": 3600.0, "d": 86400.0}
-
 prices_option = click.option(
     "--prices",
     "prices_file",
     type=click.Path(path_type=Path),
     help="TOML file with a table [prices], such as registry.toml; adds the cost of devices in use.",
 )
-
-
-def time_of(text: str, *, field: str) -> str:
-    """Return a time as RFC 3339: of such a text, or of a time before now such as 90m."""
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        now_s = SystemClock().now_s()
-        return datetime.fromtimestamp(now_s - int(ago[1]) * _UNIT_S[ago[2]], tz=UTC).isoformat()
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        message = f"{field} {text}: is no time; give 2026-05-01T00:00:00Z, or 90m, 24h or 7d ago"
-        raise InputRefused(message)
-    return moment.isoformat()
 
 
 def bus_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 from prometheus_client import CollectorRegistry
 
 from hami_common.bounds import LABEL_MOST, NAME_MOST, USAGE_LABELS_MOST
@@ -92,6 +92,7 @@ from hami_scheduler.shell.pastevents import (
 from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.podclaims import PodClaims
 from hami_scheduler.shell.podways import PodWays
+from hami_scheduler.shell.policies import PolicyKeeper
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.provisioning import Provisioning
 from hami_scheduler.shell.quota import QuotaKeeper, register
@@ -128,6 +129,7 @@ class World(Struct, frozen=True, kw_only=True):
     devices: Bucket
     records: Bucket
     states: Bucket
+    policies: Bucket
     publisher: BatchPublisher
     subscribe: Subscribe
     kube: KubeApi
@@ -204,6 +206,15 @@ class Scheduler:
             policy=settings.policy,
             usage_labels=_usage_labels(settings),
         )
+        self.policies = PolicyKeeper(
+            state=state,
+            bucket=world.policies,
+            settings=settings,
+            registry=registry,
+            writer=writer,
+            ids=ids,
+        )
+        reader.prefer(self.policies.policy_for)
         self._effects = effects = self._writers(world, tracing=tracing, writer=writer, ids=ids)
         self._waker = waker = Waker(world.kube, state=state, settings=settings)
         self.quota = quota = QuotaKeeper(
@@ -249,6 +260,7 @@ class Scheduler:
             hold_s=settings.decision_hold_s,
             writer=writer,
             ids=ids,
+            observe=self.policies.observe,
         )
         self.binder = Binder(
             state=state,
@@ -416,6 +428,8 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
         )
+        self.policies.changed = self._policies_changed
+        self._policies_changed()
 
     def _queues(self, quarantine: Quarantine) -> None:
         """Create the queues of background work."""
@@ -494,14 +508,20 @@ class Scheduler:
 
     def use(self, settings: Settings) -> None:
         """Apply the hot-reloadable settings of ``settings``."""
-        self._reader.prefer(settings.policy)
-        if isinstance(self._core, RecordedCore):
-            self._core.recorder.prefer(settings.policy)
+        self._settings = settings
+        self.policies.use(settings)
+        self._policies_changed()
         self.extender.use(settings)
         self.preemption.use(settings)
         self._effects.evictions.use(settings)
         self.gangs.use(settings)
-        self.what_if.use(settings)
+
+    def _policies_changed(self) -> None:
+        """Show the default policy in snapshots, and answer what-if questions with it."""
+        default = self.policies.default
+        if isinstance(self._core, RecordedCore):
+            self._core.recorder.prefer(default)
+        self.what_if.use(structs.replace(self._settings, policy=default))
 
     async def run(self) -> None:
         """Run everything but HTTP, indefinitely; a loop that ends with an error is restarted."""
@@ -539,6 +559,12 @@ class Scheduler:
         }
         for number in range(self._settings.chore_workers):
             loops[f"chores {number}"] = partial(self.tasks.work, self._background.run)
+        if self._settings.policies_file:
+            loops |= {
+                "policies file": self.policies.follow_file,
+                "rollbacks": self.policies.follow_rollbacks,
+                "canary": self.policies.evaluate,
+            }
         if isinstance(self._core, RecordedCore):
             loops["stimulus log"] = self._core.recorder.work
         async with anyio.create_task_group() as group:
@@ -697,6 +723,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 devices=natsio.NatsBucket(bus, subjects.DEVICES_BUCKET),
                 records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
                 states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
+                policies=natsio.NatsBucket(bus, subjects.POLICIES_BUCKET),
                 publisher=natsio.NatsPublisher(bus),
                 subscribe=partial(_subscribe, bus),
                 kube=kube,
@@ -722,6 +749,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             **scheduler.pod_ways.routes(),
             **scheduler.defrag.routes(),
             **scheduler.moments.routes(),
+            **scheduler.policies.routes(),
         }
         pages = scheduler.cluster_metrics.routes()
         async with anyio.create_task_group() as group:

@@ -328,6 +328,13 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     queues_reload_s: float = 5.0
     """Interval at which that file is polled; a change takes effect without a restart."""
 
+    policies_file: str = ""
+    """TOML or YAML file with named policies and a canary, see docs/policies.md. Empty: none."""
+    policies_reload_s: float = 5.0
+    """Interval at which that file is polled; a change takes effect without a restart."""
+    canary_s: float = 30.0
+    """Interval at which the objectives of a canary policy are evaluated."""
+
     nodes_to_score: int = 100
     """Maximum number of fitting nodes that filter returns, the best by the pod's policy:
     kube-scheduler scores no others. All nodes are returned for pods that prefer some nodes

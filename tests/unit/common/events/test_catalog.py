@@ -132,6 +132,7 @@ def test_subjects_are_those_that_are_published(family: EventFamily) -> None:
         "idle": subjects.idle_event("n.x", "u"),
         "breach": subjects.breach_event("n.x", ""),
         "quarantine": subjects.quarantine_event("scheduler", "pod.x"),
+        "policy": f"{subjects.EVENT_PREFIX}.policy.{subjects.policy_key('p.x', '6f0c2b1e')}",
     }[family.word]
     assert family_of(made) is family
     assert made.count(".") == family.subject_filter.count(".") == family.address.count(".")

@@ -2,6 +2,7 @@
 """A stimulus log gives policies the requests, offers and waits that the event stream lacks."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ class Life:
         ):
             self.take(one)
 
-    def take(self, stimulus: stimuli.Input[object], names: NodeNames | None = None) -> object:
+    def take(self, stimulus: stimuli.Input[Any], names: NodeNames | None = None) -> object:
         item = Stimulated(len(self.items) - 1, stimulus, names, b"")
         answer = answered(self.core, item)
         assert not isinstance(answer, Exception), answer

@@ -339,6 +339,7 @@ class World:
                 devices=MemoryBucket(self.bus, subjects.DEVICES_BUCKET),
                 records=SeenBucket(MemoryBucket(self.bus, subjects.ALLOC_BUCKET), seen),
                 states=SeenBucket(MemoryBucket(self.bus, subjects.STATE_BUCKET), seen),
+                policies=MemoryBucket(self.bus, subjects.POLICIES_BUCKET),
                 publisher=MemoryPublisher(self.bus),
                 subscribe=self._subscribe,
                 kube=SeenKube(self.kube, seen),

@@ -54,6 +54,7 @@ VENDORS = tuple(sorted(vendor.name for vendor in Catalog.from_settings().vendors
 
 STREAMS = (
     *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
+    subjects.stream_of(subjects.POLICIES_BUCKET),
     subjects.EVENTS_STREAM,
     subjects.REPORTS_STREAM,
     subjects.DEAD_LETTERS_STREAM,
@@ -77,19 +78,26 @@ def inbox(role: str, name: str = "") -> str:
 
 
 def scheduler() -> Grant:
-    """Writes the ledger, the state ``bound`` and decisions, reads events, forgets old records."""
+    """Writes ledger, states ``bound``, rollbacks, decisions; reads events, forgets old records."""
     return Grant(
         account=HAMI,
         publish=(
             subjects.kv_subject(subjects.ALLOC_BUCKET, "*.*"),
             subjects.kv_subject(subjects.STATE_BUCKET, "*.*"),
+            subjects.kv_subject(subjects.POLICIES_BUCKET, "*.*"),
             f"{subjects.EVENT_PREFIX}.decision.*.*",
             f"{subjects.EVENT_PREFIX}.idleaction.*.*",
             f"{subjects.EVENT_PREFIX}.quarantine.scheduler.*",
             f"{subjects.DEAD_LETTER_PREFIX}.scheduler.>",
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
-            *_reads((*_BUCKET_STREAMS, subjects.EVENTS_STREAM)),
+            *_reads(
+                (
+                    *_BUCKET_STREAMS,
+                    subjects.stream_of(subjects.POLICIES_BUCKET),
+                    subjects.EVENTS_STREAM,
+                )
+            ),
             *(
                 f"{API}.STREAM.PURGE.{subjects.stream_of(bucket)}"
                 for bucket in (subjects.ALLOC_BUCKET, subjects.STATE_BUCKET)

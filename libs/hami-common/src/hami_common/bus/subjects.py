@@ -16,11 +16,13 @@ from hami_common.errors import WireInvalid
 DEVICES_BUCKET = "hami_devices"
 ALLOC_BUCKET = "hami_alloc"
 STATE_BUCKET = "hami_state"
+POLICIES_BUCKET = "hami_policies"
 EVENTS_STREAM = "HAMI_EVENTS"
 REPORTS_STREAM = "HAMI_REPORTS"
 DEAD_LETTERS_STREAM = "HAMI_DEAD_LETTERS"
 
 BUCKETS = (DEVICES_BUCKET, ALLOC_BUCKET, STATE_BUCKET)
+"""Buckets with keys of nodes. ``POLICIES_BUCKET`` has keys ``<policy>.<digest>``, of schedulers."""
 
 EVENT_PREFIX = "hami.v1.event"
 ALLOC_FEED_PREFIX = "hami.v1.alloc"
@@ -101,6 +103,11 @@ def key_of(bucket: str, subject: str) -> str:
 def allocation_key(node: str, pod_uid: str) -> str:
     """Key of an allocation and of its state."""
     return f"{escape(node)}.{escape(pod_uid)}"
+
+
+def policy_key(policy: str, digest: str) -> str:
+    """Key of the rollback of a canary policy."""
+    return f"{escape(policy)}.{digest}"
 
 
 def parse_allocation_key(key: str) -> tuple[str, str]:

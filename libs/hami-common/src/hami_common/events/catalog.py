@@ -23,6 +23,7 @@ from hami_common.events.idle import (
 )
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.partition import PARTITION_CHANGES, PartitionRecord
+from hami_common.events.policy import RollbackRecord
 from hami_common.events.quarantine import QuarantineRecord
 from hami_common.events.usage import UsageRecord
 
@@ -79,6 +80,8 @@ TOKENS: Mapping[str, str] = {
     "namespace": "Namespace of the pod.",
     "pod": "Name of the pod.",
     "service": "Service that reports it.",
+    "policy": "Name of the policy.",
+    "digest": "Hash of the canary's definition.",
     "replica": "Name of the service's replica; of an agent, its node.",
     "pod_or_prefix": "Name of the pod, or its generateName prefix without the final `-`.",
 }
@@ -182,6 +185,15 @@ FAMILIES: tuple[EventFamily, ...] = (
         producer="scheduler, registry, nodeagent, webhook",
         tells="A service cannot handle an object: it retries it with backoff and goes on with the"
         " others. Repeated while that lasts, and sent once when it is over.",
+    ),
+    EventFamily(
+        word="policy",
+        payload=RollbackRecord,
+        tokens=("policy", "digest"),
+        kinds=("rolledback",),
+        producer="scheduler",
+        bucket=subjects.POLICIES_BUCKET,
+        tells="A canary policy missed an objective and was rolled back.",
     ),
 )
 

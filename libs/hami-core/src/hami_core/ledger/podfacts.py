@@ -7,7 +7,7 @@ D4, D6).
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final
@@ -242,12 +242,13 @@ class PodReader:
         self._catalog = catalog
         self._count_resources = count_resources(catalog)
         self._verifier = verifier
-        self._policy = policy or PlacementPolicy()
+        default = policy or PlacementPolicy()
+        self._policy_for: Callable[[str], PlacementPolicy] = lambda _: default
         self._vouched: OrderedDict[str, SignedPlacement] = OrderedDict()
 
-    def prefer(self, policy: PlacementPolicy) -> None:
-        """Set the policy of pods read from now on that name no policy."""
-        self._policy = policy
+    def prefer(self, policy_for: Callable[[str], PlacementPolicy]) -> None:
+        """Set the policy, by namespace, of pods read from now on that name no policy."""
+        self._policy_for = policy_for
 
     def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
         """Trust this annotation unverified when the watch delivers it: we signed it ourselves."""
@@ -273,7 +274,7 @@ class PodReader:
 
     def _requests_of(self, pod: PodView) -> tuple[PodRequest | None, tuple[ShareRequest, ...]]:
         """Return the pod's request, and the requests of its claim if it has one."""
-        request = self._catalog.parse_pod(restored(pod), defaults=self._policy)
+        request = self._catalog.parse_pod(restored(pod), defaults=self._default_of(pod))
         if request is None:
             return None, ()
         require_admitted(pod, request)
@@ -283,7 +284,10 @@ class PodReader:
 
     def template_request(self, pod: PodView) -> PodRequest | None:
         """Return the request of a pod that is not created yet; as ``request_of``."""
-        return self._catalog.parse_pod(pod, defaults=self._policy)
+        return self._catalog.parse_pod(pod, defaults=self._default_of(pod))
+
+    def _default_of(self, pod: PodView) -> PlacementPolicy:
+        return self._policy_for(pod.metadata.namespace or "default")
 
     def account_of(self, pod: PodView) -> Account | None:
         """Return the identity under which quotas count the pod."""

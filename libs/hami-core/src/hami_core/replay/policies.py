@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the policies file: named placement policies, and their tests (ADR 48).
+"""Parses the policies file: named placement policies, a canary, and tests (ADR 48).
 
 One file serves the scheduler and the pipeline; each ignores the parts of the other. A policy has
 the fields of the scheduler's setting ``policy``; those that are absent have that setting's
-defaults. A test gives bounds of the figures that ``compare`` computes. Times in seconds.
+defaults. The canary gives one policy to some namespaces, all others are its control group. A test
+gives bounds of the figures that ``compare`` computes. Times in seconds.
 """
 
 import difflib
 import re
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal, NoReturn, get_args
 
 import msgspec
@@ -36,6 +38,7 @@ Measure = Literal[
     "device_hours",
     "cost",
 ]
+CanaryMeasure = Literal["refused_pct", "refusals_per_min", "wait_p95_s", "packing_pct"]
 OF_PODS: Final = frozenset(get_args(Measure)[:6])
 """Measures of pods, which may be limited to a namespace."""
 
@@ -96,10 +99,48 @@ class PolicyTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Path of a file with the expected placements; empty: none."""
 
 
+class Objective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one figure of the canary's pods; beyond one, the canary is rolled back."""
+
+    measure: CanaryMeasure
+    least: float | None = None
+    most: float | None = None
+    least_pct_of_control: float | None = None
+    """Percent of the same figure of the control group."""
+    most_pct_of_control: float | None = None
+
+
+class Canary(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy for some namespaces, until an objective is missed."""
+
+    policy: str
+    namespaces: tuple[str, ...] = ()
+    """The namespaces; or ``percent``."""
+    percent: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Percent of all namespaces, by a hash of their names. A larger number adds namespaces."""
+    revision: int = 1
+    """Another number starts a canary again that was rolled back."""
+    window_s: Annotated[float, Meta(ge=60, le=86_400)] = 3600.0
+    """Time over which objectives are evaluated."""
+    pods_least: Annotated[int, Meta(ge=1, le=100_000)] = 20
+    """Pods of the canary, and of the control group, below which nothing is evaluated."""
+    objectives: Annotated[tuple[Objective, ...], Meta(min_length=1)]
+
+    def covers(self, namespace: str) -> bool:
+        """Return whether the namespace belongs to the canary."""
+        if self.namespaces:
+            return namespace in self.namespaces
+        digest = blake2b(f"{self.policy}/{namespace}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) % 100 < self.percent
+
+
 class PoliciesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file."""
 
     policies: dict[str, NamedPolicy]
+    default: str = ""
+    """Policy of namespaces outside the canary; empty: the scheduler's setting ``policy``."""
+    canary: Canary | None = None
     prices: Prices = Prices()
     """As in the registry's settings, for the measure ``cost``."""
     tests: Annotated[tuple[PolicyTest, ...], Meta(max_length=TESTS_MOST)] = ()
@@ -107,6 +148,21 @@ class PoliciesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def policy_of(self, test: PolicyTest) -> PlacementPolicy:
         """Return the policy of a test."""
         return self.policies[test.policy or next(iter(self.policies))].policy()
+
+    def digest(self) -> str:
+        """Return what identifies the canary: a hash of its definition and its policy."""
+        if self.canary is None:
+            return ""
+        content = msgspec.json.encode(
+            (self.canary, self.policies[self.canary.policy]), order="deterministic"
+        )
+        return blake2b(content, digest_size=8).hexdigest()
+
+    def name_for(self, namespace: str, *, is_rolled_back: bool) -> str:
+        """Return the name of the policy of pods that name none; empty: of the setting."""
+        if self.canary is not None and not is_rolled_back and self.canary.covers(namespace):
+            return self.canary.policy
+        return self.default
 
 
 def parse(document: object) -> PoliciesFile:
@@ -123,6 +179,11 @@ def parse(document: object) -> PoliciesFile:
         _wrong("policies", f"has {len(file.policies)} policies", f"name 1 to {POLICIES_MOST}")
     for name, policy in file.policies.items():
         _check_policy(name, policy)
+    if file.default and file.default not in file.policies:
+        fix = _near(file.default, list(file.policies))
+        _wrong("default", f"{file.default!r} is not in the file", fix)
+    if file.canary is not None:
+        _check_canary(file.canary, file)
     file.prices.check()
     seen: set[str] = set()
     for number, test in enumerate(file.tests):
@@ -147,6 +208,26 @@ def _check_policy(name: str, policy: NamedPolicy) -> None:
     repeated = [word for word in policy.device if policy.device.count(word) > 1]
     if repeated:
         _wrong(f"policies.{name}.device", f"names {repeated[0]} twice", "name each word once")
+
+
+def _check_canary(canary: Canary, file: PoliciesFile) -> None:
+    if canary.policy not in file.policies:
+        fix = _near(canary.policy, list(file.policies))
+        _wrong("canary.policy", f"{canary.policy!r} is not in the file", fix)
+    if canary.policy == file.default:
+        _wrong("canary.policy", "is the default policy as well", "name another policy")
+    if bool(canary.namespaces) == bool(canary.percent):
+        _wrong("canary", "needs namespaces or percent, not both", "give one of them")
+    if canary.percent == 100:  # noqa: PLR2004 - percent
+        _wrong("canary.percent", "leaves no control group", "give 1 to 99, or make it the default")
+    for number, one in enumerate(canary.objectives):
+        bounds = (one.least, one.most, one.least_pct_of_control, one.most_pct_of_control)
+        if all(bound is None for bound in bounds):
+            _wrong(
+                f"canary.objectives[{number}]",
+                "has no bound",
+                "give least, most, or one in percent of the control group",
+            )
 
 
 def _check_test(where: str, test: PolicyTest, file: PoliciesFile) -> None:
@@ -175,6 +256,8 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "tests": tuple(field.name for field in msgspec.structs.fields(PolicyTest)),
     "tests.expect": tuple(field.name for field in msgspec.structs.fields(Expectation)),
     "prices": ("currency", "device_hour"),
+    "canary": tuple(field.name for field in msgspec.structs.fields(Canary)),
+    "canary.objectives": tuple(field.name for field in msgspec.structs.fields(Objective)),
     "": tuple(field.name for field in msgspec.structs.fields(PoliciesFile)),
 }
 """Keys of the tables."""
@@ -187,6 +270,10 @@ def _check_words(document: Mapping[str, Any]) -> None:
         _check_keys("policies.", policy, f"policies.{name}.")
         _check_keys("policies..weights", _table(policy).get("weights"), f"policies.{name}.weights.")
     _check_keys("prices", document.get("prices"), "prices.")
+    _check_keys("canary", document.get("canary"), "canary.")
+    objectives = _table(document.get("canary")).get("objectives")
+    for number, one in enumerate(objectives if isinstance(objectives, list) else ()):
+        _check_keys("canary.objectives", one, f"canary.objectives[{number}].")
     tests = document.get("tests")
     for number, test in enumerate(tests if isinstance(tests, list) else ()):
         _check_keys("tests", test, f"tests[{number}].")

@@ -9,9 +9,11 @@ are not in a snapshot: their refusals appear only in recorded decisions. A Resou
 verdict in its status. With ``--at`` the scheduler computes all nodes of a recorded decision.
 """
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -37,6 +39,7 @@ from hami_common.events.decision import (
 )
 from hami_common.pods import annotations as keys
 from hami_common.ports import KubeApi
+from hami_common.runtime.clock import SystemClock
 from hami_core.ledger.ledger import Ledger
 from hami_core.placement.reasons import DeviceVerdict
 from hami_core.planning.eligible import Document
@@ -50,6 +53,8 @@ from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 from hamictl.manifests import read_running
 from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
 
+_AGO: Final = re.compile(r"([0-9]{1,6})([mhd])")
+_UNIT_S: Final = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 NODES_SHOWN: Final = 3
 """Closest nodes that the table lists; wide lists all."""
 CHANGES_SHOWN: Final = 3
@@ -147,7 +152,7 @@ def pod(  # noqa: PLR0913, PLR0917 - click passes them by name
             Moment,
             scheduler,
             f"/v1/whatif/moments/{namespace}/{name}",
-            at=options.time_of(at, field="--at"),
+            at=_time(at),
             node=node,
         )
         if not output.structured(moment, format_):
@@ -268,6 +273,22 @@ def explain_claim(namespace: str, name: str, *, registry: str, kubeconfig: str) 
         now=now,
         problem=problem,
     )
+
+
+def _time(text: str) -> str:
+    """Return a time as RFC 3339: of such a text, or of a time before now such as 90m."""
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        now_s = SystemClock().now_s()
+        return datetime.fromtimestamp(now_s - int(ago[1]) * _UNIT_S[ago[2]], tz=UTC).isoformat()
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        message = f"--at {text}: is no time; give 2026-05-01T00:00:00Z, or 90m, 24h or 7d ago"
+        raise InputRefused(message)
+    return moment.isoformat()
 
 
 def _show_moment(moment: Moment, *, is_wide: bool) -> None:

@@ -318,6 +318,58 @@ def queues(namespace: str, scheduler: str, format_: str) -> None:
 
 
 @get.command()
+@options.scheduler_option
+@options.format_option
+def policies(scheduler: str, format_: str) -> None:
+    """List placement policies, and the state of the canary."""
+    answer = client.read(client.Policies, scheduler, "/v1/policies")
+    if output.structured(answer, format_):
+        return
+    if answer.problem:
+        click.echo(f"The policies file is not in force: {answer.problem}", err=True)
+    canary = answer.canary
+    named = "" if canary is None else str(canary.definition.get("policy"))
+    rows = [
+        [
+            one.name or "(setting)",
+            one.node,
+            ",".join(one.device),
+            ",".join(f"{term}={weight}" for term, weight in one.weights.items()),
+            "default" if one.name == answer.default.name else "canary" if one.name == named else "",
+        ]
+        for one in ([] if answer.default.name else [answer.default]) + list(answer.items)
+    ]
+    output.table(["POLICY", "NODE", "DEVICE", "WEIGHTS", "USE"], rows, empty="")
+    if canary is not None:
+        _show_canary(canary)
+
+
+def _show_canary(canary: client.Canary) -> None:
+    click.echo(f"\nCanary {canary.definition.get('policy')}: {canary.state}")
+    if canary.rollback is not None:
+        when = output.clock_time(canary.rollback.time_s)
+        click.echo(f"  rolled back at {when}: {canary.rollback.reason}")
+    verdict = canary.verdict
+    if verdict is None:
+        return
+    rows = [
+        [
+            f"  {name}",
+            one.pods,
+            f"{one.refused_pct:g} %",
+            f"{one.refusals_per_min:g}",
+            f"{one.wait_p95_s:g} s",
+            "-" if one.packing_pct is None else f"{one.packing_pct:.0f} %",
+        ]
+        for name, one in (("canary", verdict.canary), ("control", verdict.control))
+    ]
+    headings = ["  GROUP", "PODS", "REFUSED", "REFUSALS/MIN", "P95 WAIT", "PACKING"]
+    output.table(headings, rows, empty="")
+    if not verdict.is_decidable:
+        click.echo("  Too few pods to evaluate the objectives.")
+
+
+@get.command()
 @options.only_namespace_option
 @options.scheduler_option
 @options.format_option

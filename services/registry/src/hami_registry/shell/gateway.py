@@ -29,6 +29,7 @@ from hami_common.runtime.places import Places
 FORWARDED: Final[tuple[Route, ...]] = (
     ("GET", "/v1/queues"),
     ("GET", "/v1/quotas"),
+    ("GET", "/v1/policies"),
     ("POST", "/v1/resize"),
     ("GET", "/v1/whatif/pods/{namespace}/{pod}"),
     ("GET", "/v1/whatif/moments/{namespace}/{pod}"),

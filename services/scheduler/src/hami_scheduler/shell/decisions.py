@@ -88,7 +88,7 @@ class _Attempt(Struct, kw_only=True):
 class Decisions:
     """The queue of decisions and its sender."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the queue, by name
         self,
         *,
         publisher: BatchPublisher,
@@ -99,8 +99,12 @@ class Decisions:
         hold_s: float,
         writer: str,
         ids: Callable[[], str],
+        observe: Callable[[DecisionRecord], None] | None = None,
     ) -> None:
-        """Publish through ``publisher``, waiting up to ``timeout_s`` for each acknowledgment."""
+        """Publish through ``publisher``, waiting up to ``timeout_s`` for each acknowledgment.
+
+        ``observe`` gets each decision at once.
+        """
         self._publisher = publisher
         self._backlog = backlog
         self._clock = clock
@@ -110,6 +114,7 @@ class Decisions:
         self.writer = writer
         """Name of this replica."""
         self._ids = ids
+        self._observe = observe
         self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
         """By pod, the oldest first."""
         self._wake = anyio.Event()
@@ -123,6 +128,8 @@ class Decisions:
         traceparent: str = "",
     ) -> None:
         """Queue the decision for publication, with the state of its details."""
+        if self._observe is not None:
+            self._observe(record)
         noted = Noted(record=record, details=details, comparison=comparison)
         attempt = self._attempts.pop(record.pod_uid, None)
         before = () if attempt is None else attempt.noted

@@ -82,7 +82,7 @@ class Moments:
         namespace, pod = request.params["namespace"], request.params["pod"]
         limit_s = self._settings.whatif_policy_s
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        events = await self._stored([_subject(namespace, pod)], limit_s)
+        events = await self._stored([subjects.decision_event(namespace, pod)], limit_s)
         records = [one for event in events if (one := event.record(DecisionRecord)) is not None]
         decision = filter_at(records, at_s)
         if decision is None:
@@ -103,10 +103,6 @@ class Moments:
             )
 
         return await anyio.to_thread.run_sync(computed)
-
-
-def _subject(namespace: str, pod: str) -> str:
-    return f"{subjects.EVENT_PREFIX}.decision.{subjects.escape(namespace)}.{subjects.escape(pod)}"
 
 
 def _since(events: Sequence[Event]) -> str:

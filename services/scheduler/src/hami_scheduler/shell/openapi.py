@@ -9,7 +9,7 @@ from typing import Any, Final
 from hami_common.runtime import openapi
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_core.planning.resizing import ResizeRequest
-from hami_scheduler.shell import defrag, moments, podways, whatif
+from hami_scheduler.shell import defrag, moments, podways, policies, whatif
 from hami_scheduler.shell.quota import QueueAnswer, QuotaAnswer
 from hami_scheduler.shell.resize import Resized
 
@@ -50,6 +50,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *podways.OPERATIONS,
     *defrag.OPERATIONS,
     *moments.OPERATIONS,
+    *policies.OPERATIONS,
 )
 
 

@@ -23,7 +23,12 @@ from hami_common.runtime.natsio.deadletters import ADVISORIES
 from hami_common.runtime.natsio.jetstream import ApiRefusal, api
 from hami_common.runtime.tasks import Backoff, Waiting
 
-HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
+HISTORY = {
+    subjects.ALLOC_BUCKET: 64,
+    subjects.STATE_BUCKET: 64,
+    subjects.DEVICES_BUCKET: 16,
+    subjects.POLICIES_BUCKET: 4,
+}
 """Values kept per key. Sources copy stored values only: too short a history loses events."""
 EVENTS_PER_SUBJECT = 12_000
 """Events kept per subject: a week of a node's usage at one a minute has 10,080."""
@@ -31,6 +36,7 @@ _EVENT_KIND = {
     subjects.ALLOC_BUCKET: "allocation",
     subjects.STATE_BUCKET: "state",
     subjects.DEVICES_BUCKET: "device",
+    subjects.POLICIES_BUCKET: "policy",
 }
 _NS = 1_000_000_000
 _DAY_S = 24 * 3600
@@ -54,6 +60,8 @@ class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bucket ``hami_alloc``: some 800,000 records."""
     states_max_bytes: int = 512 << 20
     devices_max_bytes: int = 512 << 20
+    policies_max_bytes: int = 4 << 20
+    """Bucket ``hami_policies``: some 5,000 rollbacks of canaries."""
     reports_max_bytes: int = 256 << 20
     dead_letters_max_age_s: int = 30 * _DAY_S
     dead_letters_max_bytes: int = 256 << 20
@@ -66,10 +74,10 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
         subjects.ALLOC_BUCKET: limits.ledger_max_bytes,
         subjects.STATE_BUCKET: limits.states_max_bytes,
         subjects.DEVICES_BUCKET: limits.devices_max_bytes,
+        subjects.POLICIES_BUCKET: limits.policies_max_bytes,
     }
     buckets = [
-        {**_bucket_config(bucket, common), "max_bytes": max_bytes[bucket]}
-        for bucket in subjects.BUCKETS
+        {**_bucket_config(bucket, common), "max_bytes": max_bytes[bucket]} for bucket in _EVENT_KIND
     ]
     events = {
         **common,
@@ -95,7 +103,7 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
                     }
                 ],
             }
-            for bucket in subjects.BUCKETS
+            for bucket in _EVENT_KIND
         ],
         "max_msgs_per_subject": EVENTS_PER_SUBJECT,
         "discard": "old",
