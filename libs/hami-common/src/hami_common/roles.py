@@ -105,6 +105,7 @@ ROUTES: Final[Mapping[Route, Rule]] = {
     ("GET", "/v1/queues"): _QUEUES,
     ("GET", "/v1/quotas"): _QUEUES,
     ("GET", "/v1/system"): _SYSTEM,
+    ("GET", "/v1/policies"): _SYSTEM,
     ("GET", "/v1/checks"): _SYSTEM,
     ("GET", "/v1/snapshot"): _SIMULATIONS,
     ("POST", "/v1/whatif/simulate"): _SIMULATIONS,
