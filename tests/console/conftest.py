@@ -105,7 +105,9 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Two nodes and two running pods; the registry requires a token."""
     del browser  # without one the tests are skipped, and no cluster is needed
-    spec = with_console(built_console, ClusterSpec(nodes=NODES, backoff_s=0.2, plane="sim"))
+    looks = {"usage.look_s": "0.3", "usage.idle_look_s": "0.3"}
+    given = ClusterSpec(nodes=NODES, backoff_s=0.2, plane="sim", settings={"nodeagent": looks})
+    spec = with_console(built_console, given)
     async with run_cluster(spec, tmp_path_factory.mktemp("console")) as running:
         for name in ("first", "second"):
             await running.create_pod(small_pod(name, memory_mib=POD_MIB))

@@ -5,6 +5,7 @@ The unit tests of ``console/`` check the pixels. Here the table beside the map, 
 chosen device and the attributes of the canvas show the content.
 """
 
+import os
 import re
 import time
 from collections.abc import AsyncIterator
@@ -16,10 +17,8 @@ import anyio
 import pytest
 from playwright.async_api import BrowserContext, Locator, Page, Request, expect
 
-from hami_common.bus import subjects
-from hami_common.events import codec
-from hami_common.events.usage import DeviceUse, UsageRecord
 from hami_sim.cluster import Cluster
+from hami_sim.hardware.fake_nvml import Process
 from hami_sim.tap import run_tap
 from tests.console.conftest import POD_MIB, SEEN_MS, Check, Shoot
 from tests.e2e.conftest import small_pod
@@ -27,7 +26,6 @@ from tests.e2e.conftest import small_pod
 DEVICES = 12
 T4_MIB = 15_360
 CUT_S = 30.0
-NOW_S = 1_763_683_200.0
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
 
@@ -269,22 +267,16 @@ async def test_devices_with_foreign_use_are_listed(
 ) -> None:
     await _open(page, cluster, view="devices")
     await expect(page.get_by_text("No device matches.")).to_be_visible()
-    usage = UsageRecord(
-        node="gpu-b",
-        boot_id="1",
-        seq=1,
-        time_s=NOW_S,
-        devices=(DeviceUse(vendor="nvidia", uuid=last_t4, memory_mib=T4_MIB, used_mib=4000),),
-    )
-    subject = subjects.usage_event("gpu-b")
-    bus = cluster.bus
-    await bus.jetstream().publish(subject, codec.encode(usage))
+    hardware = cluster.hardware["gpu-b"]
+    hardware.set_processes(3, [Process(pid=os.getpid(), used_mib=4000)])
     row = _row(page, "gpu-b", 3)
     await expect(row).to_contain_text("Foreign use")
-    await expect(row.get_by_role("cell").nth(7)).to_contain_text("4,000 MiB")
+    await expect(row.get_by_role("cell").nth(7)).to_contain_text("4,096 MiB")
     await screenshot(page, "devices")
-    nothing = UsageRecord(node="gpu-b", boot_id="1", seq=2, time_s=NOW_S)
-    await bus.jetstream().publish(subject, codec.encode(nothing))
+    await _open(page, cluster, f"/gpu-b/{last_t4}", view="devices")
+    await expect(page.locator(".figure", has_text="Foreign use")).to_contain_text("4,096 MiB")
+    hardware.set_processes(3, [])
+    await _open(page, cluster, view="devices")
     await expect(page.get_by_text("No device matches.")).to_be_visible()
 
 

@@ -58,6 +58,7 @@ def device(
     resources: dict[str, int] | None = None,
     attributes: dict[str, str] | None = None,
     memory_cap: bool = False,
+    foreign_mib: int = 0,
 ) -> Device:
     """A registered device."""
     return Device(
@@ -69,6 +70,7 @@ def device(
         capacity_mib=memory_mib if capacity_mib is None else capacity_mib,
         overcommit="recall" if largest_mib else "managed",
         largest_mib=largest_mib,
+        foreign_mib=foreign_mib,
         capacity_core_pct=core_pct,
         slots=slots,
         numa=numa,

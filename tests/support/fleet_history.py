@@ -14,7 +14,6 @@ import msgspec
 
 from hami_common.events.allocation import Account, AllocationOp, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
-from hami_common.events.usage import DeviceUse, UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_registry.core.fleet import SOURCES, Fleet, document
@@ -31,7 +30,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.projection = Projection(liveness_s=15)
-        self.fleet = Fleet(self.projection, foreign_margin_mib=0)
+        self.fleet = Fleet(self.projection)
 
     def start(self) -> None:
         for source in SOURCES:
@@ -43,11 +42,8 @@ class Replica:
             self.projection.devices_seen(message)
         elif source == "ledger":
             self.projection.record_seen(key, revision, message)
-        elif source == "states":
-            self.projection.state_seen(key, revision, message)
         else:
-            self.fleet.usage_seen(revision, message)
-            return
+            self.projection.state_seen(key, revision, message)
         self.fleet.seen(source, revision, message.node)
 
     def beat(self, nodes: list[str], now_s: float) -> None:
@@ -92,6 +88,7 @@ def _devices(chance: random.Random, node: str) -> NodeDevices:
                 healthy=chance.random() < 0.9,
                 health_reason="XID 79",
                 cordoned=chance.random() < 0.1,
+                foreign_mib=chance.choice((0, 0, 0, 3000, 9000)),
             )
             for index in range(chance.randrange(5))
         ),
@@ -134,19 +131,16 @@ def _message(chance: random.Random, source: str) -> Any:
         return _devices(chance, node)
     if source == "ledger":
         return _record(chance, node)
-    if source == "states":
-        uid = f"u{chance.randrange(6)}"
-        return StateRecord(
-            state="running",
-            allocation_id="x",
-            node=node,
-            pod_uid=uid,
-            namespace="team-0",
-            pod=f"pod-{uid}",
-            ledger_seq=1,
-        )
-    use = DeviceUse(vendor="nvidia", uuid="g0", used_mib=chance.randrange(4) * 3000)
-    return UsageRecord(node=node, boot_id="1", seq=1, time_s=0.0, devices=(use,))
+    uid = f"u{chance.randrange(6)}"
+    return StateRecord(
+        state="running",
+        allocation_id="x",
+        node=node,
+        pod_uid=uid,
+        namespace="team-0",
+        pod=f"pod-{uid}",
+        ledger_seq=1,
+    )
 
 
 def history(seed: int = 1, events: int = 40) -> Document:
@@ -157,7 +151,7 @@ def history(seed: int = 1, events: int = 40) -> Document:
 
     def read(amount: int) -> None:
         nonlocal revision
-        for source in chance.choices(SOURCES, weights=(2, 6, 2, 2), k=amount):
+        for source in chance.choices(SOURCES, weights=(3, 6, 2), k=amount):
             revision += 1
             replica.read(source, revision, _message(chance, source))
 

@@ -118,10 +118,12 @@ STAGES = (
     "NodeAgentSilent",
     "CardNotHealth",
     "CardCordoned",
+    "CardForeignUse",  # requested exclusively
     "CardTimeSlicingExhausted",
     "ExclusiveDeviceAllocateConflict",  # a pod holds it, or it is not idle under mutex
     "CardQosPolicyMismatch",
     "CardInsufficientMemory",
+    "CardForeignUse",  # the memory would suffice without it
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "CardPartitionInfeasible",
@@ -131,7 +133,9 @@ STAGES = (
 )
 """Constraints in the order in which they are checked."""
 LARGEST = 3
-SLOT, HELD, KIND, MEMORY, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(8, 18)
+FOREIGN, SLOT, HELD, KIND, MEMORY, FOREIGN_MIB, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(
+    8, 20
+)
 
 MOST_CHOICES = 2048
 """All choices of devices are tried where there are at most this many before the last step's."""
@@ -320,7 +324,9 @@ class Oracle:
             for other in node.devices.values()
         )
         used_slots = here.used_slots() + mine.slots
-        free_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
+        own_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
+        free_mib = own_mib - device.foreign_mib
+        largest_mib = device.largest_mib - device.foreign_mib
         left_core = device.capacity_core_pct - here.used_core()
         free_core = left_core - mine.core_pct
         grant = here.grant(wants)
@@ -338,17 +344,20 @@ class Oracle:
                 )
                 and (not step.is_part or self._is_given_in_parts(here, grant)),
                 grant is not None,
-                grant is None or not device.largest_mib or grant.memory_mib <= device.largest_mib,
+                grant is None or not device.largest_mib or grant.memory_mib <= largest_mib,
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
                 here.healthy,
                 not device.cordoned,
+                not (wants.exclusive and device.foreign_mib),
             )
         ):
-            if not passes and stage == LARGEST and grant is not None:
-                return Verdict(here.uuid, stage, grant.memory_mib, device.largest_mib)
+            amounts = {
+                LARGEST: (0 if grant is None else grant.memory_mib, largest_mib),
+                FOREIGN: (device.memory_mib, device.memory_mib - device.foreign_mib),
+            }
             if not passes:
-                return Verdict(here.uuid, stage)
+                return Verdict(here.uuid, stage, *amounts.get(stage, ()))
         assert grant is not None
         if used_slots >= device.slots:
             return Verdict(here.uuid, SLOT, 1, device.slots - used_slots)
@@ -359,7 +368,8 @@ class Oracle:
         if grant.kind and kinds - beside:
             return Verdict(here.uuid, KIND)
         if free_mib < grant.memory_mib:
-            return Verdict(here.uuid, MEMORY, grant.memory_mib, free_mib)
+            short = MEMORY if own_mib < grant.memory_mib else FOREIGN_MIB
+            return Verdict(here.uuid, short, grant.memory_mib, free_mib)
         if grant.core_pct and free_core < grant.core_pct:
             return Verdict(here.uuid, CORE, grant.core_pct, free_core)
         if not grant.core_pct and device.capacity_core_pct and left_core <= 0:

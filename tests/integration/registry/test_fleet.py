@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat
-from hami_common.events.usage import DeviceUse, ShareUsage, UsageRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime import httpd
 from hami_common.runtime.natsio import NatsBucket, NatsPublisher, connect, ensure_bus
@@ -49,6 +49,7 @@ class Site:
         self.publisher = NatsPublisher(bus)
         self.ledger = NatsBucket(bus, subjects.ALLOC_BUCKET)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.reports = 1
 
     def acting_as(self, token: str) -> "Site":
         other = object.__new__(Site)
@@ -86,27 +87,12 @@ class Site:
         key = subjects.allocation_key("gpu-1", record.pod_uid)
         return await self.ledger.append(key, codec.encode(record))
 
-    async def use(self, used_mib: int) -> None:
-        """Report the use of device ``a``, of which the pod uses 200 MiB."""
-        usage = UsageRecord(
-            node="gpu-1",
-            boot_id="1",
-            seq=1,
-            time_s=1.0,
-            shares=(
-                ShareUsage(
-                    namespace="team-a",
-                    pod="p",
-                    pod_uid="u",
-                    container="main",
-                    vendor="nvidia",
-                    uuid="a",
-                    used_mib=200,
-                ),
-            ),
-            devices=(DeviceUse(vendor="nvidia", uuid="a", memory_mib=1000, used_mib=used_mib),),
-        )
-        await self.publisher.publish_stored(subjects.usage_event("gpu-1"), codec.encode(usage))
+    async def use(self, foreign_mib: int) -> None:
+        """Report memory of device ``a`` that processes without an allocation use."""
+        self.reports += 1
+        sent = report("a", "b", seq=self.reports)
+        first = replace(sent.devices[0], foreign_mib=foreign_mib)
+        await send(self.publisher, replace(sent, devices=(first, *sent.devices[1:])))
 
     @asynccontextmanager
     async def viewing(
@@ -326,19 +312,18 @@ async def test_viewers_with_the_same_rights_share_one_encoding(nats_server: Nats
 
 
 async def test_foreign_use_is_shown_and_lowers_the_capacity(nats_server: NatsServer) -> None:
-    async with site_with(nats_server, foreign_margin_mib=100) as site:
+    async with site_with(nats_server) as site:
         await site.until_fleet(has_all)
         (model,) = (await site.get("/v1/capacity?memory_mib=300&core_pct=20"))["items"]
         assert model["stranded"] == [{"cause": "silent", "devices": 2, "memory_mib": 1400}]
-        await site.use(200 + 100)  # within the margin
-        await site.use(200 + 350)
+        await site.use(350)
         client = await site.until_fleet(lambda c: device(c)["foreign_mib"])
         assert (device(client)["foreign_mib"], device(client)["offer_mib"]) == (350, 50)
         assert device(client, 1)["offer_mib"] == 1000
-        await site.use(200 + 500)
+        await site.use(500)
         client = await site.until_fleet(lambda c: device(c)["offer_mib"] == 0)
         assert device(client)["stranded_by"] == "foreign"
-        await site.use(200)
+        await site.use(0)
         await site.until_fleet(lambda c: device(c)["offer_mib"] == 400)
 
 
@@ -352,9 +337,9 @@ async def test_capacity_is_exported_as_metrics(
         return site.registry.sample(f"hami_registry_capacity_{name}", **labels, **more)
 
     beat = Heartbeat(node="gpu-1", boot_id="1", seq=1, time_s=0.0, vendors=("nvidia",))
-    async with site_with(nats_server, foreign_margin_mib=0) as site:
+    async with site_with(nats_server) as site:
         await site.until_fleet(has_all)
-        await site.use(200 + 350)
+        await site.use(350)
         with anyio.fail_after(20):
             while shown("stranded_mib", cause="foreign") != 350:
                 await site.publisher.publish(subjects.heartbeat("gpu-1"), codec.encode(beat))
@@ -364,7 +349,7 @@ async def test_capacity_is_exported_as_metrics(
         # Device a has 50 MiB left, so a quarter (250 MiB, 25 %) fits on b alone.
         assert shown("shares_fitting", size="1/4") == 4
         assert shown("stranded_mib", cause="silent") == 0
-        await send(site.publisher, report(seq=2))
+        await send(site.publisher, report(seq=9))
         with anyio.fail_after(20):
             while (
                 site.registry.context.registry.get_sample_value(
@@ -410,7 +395,7 @@ async def test_tenant_sees_its_own_allocations_and_the_amounts_of_others(
 @pytest.mark.parametrize("path", ["/v1/fleet", "/v1/fleet/events", "/v1/capacity"])
 async def test_caller_without_the_permission_is_refused(nats_server: NatsServer, path: str) -> None:
     async with site_with(nats_server, auth="kubernetes") as guarded:
-        since = "since=0-0-0-0-0" if path.endswith("events") else "namespace=team-a"
+        since = "since=0-0-0-0" if path.endswith("events") else "namespace=team-a"
         for token, query, status in (
             ("", "", 401),
             (TENANT, "", 403),

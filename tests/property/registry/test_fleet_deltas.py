@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hami_common.events.allocation import Account, AllocationOp, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
-from hami_common.events.usage import DeviceUse, UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_registry.core.fleet import SOURCES, Position
@@ -44,6 +43,7 @@ def devices(draw: st.DrawFn) -> NodeDevices:
                 slots=2,
                 healthy=draw(st.booleans()),
                 cordoned=draw(st.booleans()),
+                foreign_mib=draw(st.integers(0, 3)) * 30,
             )
             for index in range(draw(st.integers(0, 3)))
         ),
@@ -89,22 +89,10 @@ def states(draw: st.DrawFn) -> StateRecord:
     )
 
 
-@st.composite
-def usage(draw: st.DrawFn) -> UsageRecord:
-    return UsageRecord(
-        node=draw(st.sampled_from(NODES)),
-        boot_id="1",
-        seq=1,
-        time_s=0.0,
-        devices=(DeviceUse(vendor="nvidia", uuid="g0", used_mib=draw(st.integers(0, 3)) * 30),),
-    )
-
-
 entries = st.one_of(
     st.tuples(st.just("devices"), devices()),
     st.tuples(st.just("ledger"), records()),
     st.tuples(st.just("states"), states()),
-    st.tuples(st.just("usage"), usage()),
 )
 
 

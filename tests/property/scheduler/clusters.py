@@ -108,6 +108,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 memory_mib=physical,
                 capacity_mib=8 if partitions else physical * scaling,
                 largest_mib=draw(st.sampled_from((0, physical))) if scaling > 1 else 0,
+                foreign_mib=draw(st.sampled_from((0, 0, 0, 0, 2, 5, physical))),
                 core_pct=core_pct,
                 partitions=partitions,
                 resources=resources,

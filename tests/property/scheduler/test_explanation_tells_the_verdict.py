@@ -136,7 +136,7 @@ def judge_details(
             held = sum(one.memory_mib for one in device.holders)
             if len(told.steps) <= 1 and not device.holders_left_out:
                 capacity = int(place.block.capacity_mib[at])
-                assert device.free.memory_mib + held == capacity
+                assert device.free.memory_mib + held + device.foreign_mib == capacity
             if device.code == "CardInsufficientMemory":
                 assert device.free.memory_mib < device.wanted.memory_mib
             if device.code == "CardInsufficientCore":

@@ -98,6 +98,14 @@ function State({ device }: { device: Registry.DeviceView }) {
         value={<Count value={device.booked_slots} />}
         note={t("device.of", { total: device.slots })}
       />
+      {device.foreign_mib > 0 ? (
+        <Figure
+          label={t("device.foreign")}
+          value={<Memory mib={device.foreign_mib} />}
+          note={t("device.foreignNote")}
+          tone="warn"
+        />
+      ) : null}
       <Figure
         label={t("device.isolation")}
         value={device.isolation.name}

@@ -232,7 +232,7 @@ function deviceColumns(): Column<DeviceRow>[] {
       key: "holders",
       title: t("pending.holders"),
       value: (row) => row.holders.length,
-      cell: (row) => <Holders holders={row.holders} leftOut={row.leftOut} />,
+      cell: (row) => <Holders row={row} />,
     },
   ];
 }
@@ -246,14 +246,16 @@ function DeviceAmounts({ amounts }: { amounts: Registry.Amounts | undefined }) {
   );
 }
 
-function Holders(props: { holders: readonly Registry.DeviceHolder[]; leftOut: number }) {
-  if (!props.holders.length) return <>–</>;
-  const texts = props.holders.map((one) => {
+function Holders({ row }: { row: DeviceRow }) {
+  const texts = row.holders.map((one) => {
     const name = one.name ? `${one.namespace}/${one.name}` : t("pending.otherNamespace");
     return `${name} (${formatMemory(one.memory_mib ?? 0, language.value)})`;
   });
-  if (props.leftOut) texts.push(t("pending.more", { count: props.leftOut }));
-  return <>{texts.join(", ")}</>;
+  if (row.leftOut) texts.push(t("pending.more", { count: row.leftOut }));
+  if (row.foreignMib) {
+    texts.push(t("pending.outside", { amount: formatMemory(row.foreignMib, language.value) }));
+  }
+  return <>{texts.join(", ") || "–"}</>;
 }
 
 function Scores({ decisions }: { decisions: readonly Registry.DecisionRecord[] }) {

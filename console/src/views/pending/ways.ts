@@ -23,6 +23,7 @@ export type DeviceRow = {
   free: Registry.Amounts | undefined;
   holders: readonly Registry.DeviceHolder[];
   leftOut: number;
+  foreignMib: number;
 };
 
 /** The devices of the closest nodes; a node without devices of the vendor has one row with its code. */
@@ -40,6 +41,7 @@ export function deviceRows(decision: Registry.DecisionRecord): DeviceRow[] {
           free: undefined,
           holders: [],
           leftOut: 0,
+          foreignMib: 0,
         },
       ];
     }
@@ -51,6 +53,7 @@ export function deviceRows(decision: Registry.DecisionRecord): DeviceRow[] {
       free: device.free,
       holders: device.holders ?? [],
       leftOut: device.holders_left_out ?? 0,
+      foreignMib: device.foreign_mib ?? 0,
     }));
   });
 }

@@ -60,6 +60,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     booked_slots: int
     exclusive: bool
+    foreign_mib: int = 0
     healthy: bool
     cordoned: bool
     health_reason: str = ""

@@ -15,6 +15,7 @@ from hami_common.runtime.settings import ServiceSettings
 from hami_common.vendors.protocol import InjectionMode
 from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.core.cgroups import OwnersBy
+from hami_nodeagent.core.foreign import ForeignRules
 from hami_nodeagent.core.health import HealthRules
 from hami_nodeagent.core.holders import Enforcement
 from hami_nodeagent.core.recall import RecallRules
@@ -100,6 +101,7 @@ class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The same while samples show no launch and no change of processes or memory. A breach is
     reported after two samples that show it, so within the sum of both intervals."""
     breach: BreachRules = BreachRules()
+    foreign: ForeignRules = ForeignRules()
     action: BreachAction = "event"
     """``event`` reports a breach; ``evict`` also evicts the pod, which requires the right to create
     ``pods/eviction``."""

@@ -146,7 +146,6 @@ class _Parts:
         self.fleet = FleetFeed(
             projection=projection,
             history=self.history,
-            foreign_margin_mib=settings.foreign_margin_mib,
             clock=context.clock,
             metrics=self.metrics,
             places=places,
@@ -303,7 +302,6 @@ async def _start_following(
     letters = DeadLetters(bus=bus, publisher=publisher, metrics=metrics, quarantine=quarantine)
     group.start_soon(keep, "decisions", partial(views.follow_decisions, bus, publisher))
     group.start_soon(keep, "heartbeats", partial(views.follow_heartbeats, bus))
-    group.start_soon(keep, "usage", partial(parts.fleet.follow_usage, bus, quarantine))
     idle = IdleWatch(
         bus=bus,
         history=parts.history,

@@ -48,10 +48,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Listeners of ``listener_limit`` that are reserved for callers that watch all namespaces."""
     fleet_queue_size: int = 32
     """Events waiting for one viewer of ``/v1/fleet/events``; a slower one is disconnected."""
-    foreign_margin_mib: int = 512
-    """Memory of a device that may be in use beyond what its shares use before it counts as foreign
-    use, which lowers what ``/v1/capacity`` offers: contexts of the driver, rounding.
-    """
     question_limit: int = 32
     """Maximum concurrent requests that query the agents of all nodes (usage, checks) or read the
     event stream (timeline, pressure, workloads), and as many that are forwarded to the scheduler.

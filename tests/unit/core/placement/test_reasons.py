@@ -54,6 +54,42 @@ def test_memory_refusal_contains_the_request_the_best_free_amount_and_its_node()
     }
 
 
+@pytest.mark.parametrize("times", [1, TIMES])
+def test_refusal_for_foreign_use_names_the_memory_of_processes_outside(times: int) -> None:
+    table = table_of(
+        *(
+            node_devices(
+                name, [device(f"{name}-0", foreign_mib=mib), device(f"{name}-1", cordoned=True)]
+            )
+            for number in range(times)
+            for name, mib in ((f"a{number:02}", 12_032), (f"b{number:02}", 30_208))
+        ),
+        *(devices(f"c{number:02}", 1) for number in range(times)),
+    )
+    for number in range(times):
+        table.book(f"c{number:02}", [held(share(f"c{number:02}-nvidia-0", 35_000))])
+    assert texts(table, pod(ask(mib=30_000))) == {
+        "CardForeignUse: 30000 MiB wanted, 27968 free, 12032 used by processes outside HAMi (a00)",
+        "CardInsufficientMemory: 30000 MiB wanted, at most 5000 MiB free on a device (c00)",
+    }
+    assert "a00" in Verdicts(table).filter(pod(ask(mib=27_968)), table.nodes()).feasible
+    found = Verdicts(table).filter(pod(whole()), table.nodes())
+    assert found.refused()["b00"] == (
+        "CardForeignUse: no device is unused, 12032 MiB used by processes outside HAMi (a00)"
+    )
+    assert found.feasible == []
+
+
+def test_overcommitted_device_with_foreign_use_is_not_given_whole() -> None:
+    scaled = device("x", capacity_mib=80_000, foreign_mib=256)
+    table = table_of(node_devices("n", [scaled]))
+    (text,) = texts(table, pod(whole()))
+    assert text.startswith("CardForeignUse: no device is unused, 256 MiB used by processes")
+    assert not texts(table, pod(ask(mib=40_000)))
+    explained = explain(table, pod(ask(mib=40_000)), "n").steps[0].devices
+    assert explained == (DeviceVerdict(uuid="x", taken=True, foreign_mib=256),)
+
+
 def test_percentage_text_shows_both_units() -> None:
     table = table_of(devices("a", 1))
     table.book("a", [held(share("a-nvidia-0", 30_000))])
@@ -260,7 +296,7 @@ def test_many_reasons_stay_under_one_kibibyte_and_keep_the_largest_classes() -> 
 
 
 def test_refusals_caused_by_other_pods_are_resolvable_and_others_are_not() -> None:
-    assert "CardInsufficientMemory" in RESOLVABLE
+    assert {"CardInsufficientMemory", "CardForeignUse"} <= RESOLVABLE
     assert not RESOLVABLE & {"CardTypeMismatch", "NodeUnregistered", "NodeInsufficientDevice"}
 
 

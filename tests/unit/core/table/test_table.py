@@ -403,3 +403,19 @@ def test_shortfall_names_a_recalled_device_smaller_than_the_share() -> None:
     ]
     assert table.shortfall("n", two) == ()
     assert table.shortfall("n", [replace(two[0], shares=(share("x", 40_001),))]) == ("x",)
+
+
+def test_foreign_use_makes_no_booking_invalid_but_no_share_grows_into_it() -> None:
+    table = DeviceTable()
+    small = held(share("x", 20_000))
+    table.upsert_node(node_devices("n", [device("x", foreign_mib=30_000)]))
+    assert table.book("n", [small]) == (), "it is not over capacity"
+    table.check()
+    assert table.shortfall("n", [small], without=[small]) == ()
+    assert table.shortfall("n", [held(share("x", 15_000))], without=[small]) == ()
+    assert table.shortfall("n", [held(share("x", 20_001))], without=[small]) == ("x",)
+    assert table.shortfall("n", [held(share("x", 20_000))], believe=True) == ()
+    assert table.shortfall("n", [held(share("x", 1))]) == ("x",)
+    table.upsert_node(node_devices("n", [device("x")]))
+    assert table.shortfall("n", [held(share("x", 20_000))]) == ()
+    table.check()

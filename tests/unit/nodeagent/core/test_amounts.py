@@ -99,6 +99,13 @@ def test_device_that_shrank_below_its_pods_counts_what_they_hold() -> None:
     assert total(large(0), pods=pods)[MEMORY] == 60000
 
 
+def test_foreign_use_is_no_part_of_the_total_but_never_lowers_it_below_the_bookings() -> None:
+    used = large(0, foreign_mib=12_032)
+    assert total(used)[MEMORY] == 27_968
+    held = HeldPod(booked={used.uuid: Booked(memory_mib=30_000, slots=1)})
+    assert total(used, pods=[held])[MEMORY] == 30_000
+
+
 def test_amounts_that_the_ledger_has_not_booked_are_added() -> None:
     resized = HeldPod(requests={MEMORY: 8000}, booked={"nvidia-0": Booked(memory_mib=2000)})
     of_another_scheduler = HeldPod(requests={MEMORY: 500, "nvidia.com/gpu": 3})

@@ -54,6 +54,12 @@ def taints(found: Obj) -> list[str]:
     return [one["key"] for one in found.get("taints", ())]
 
 
+def test_memory_of_processes_without_an_allocation_is_not_offered_to_claims() -> None:
+    assert values(shown(device(0, foreign_mib=256)))[0] == "744Mi"
+    used = shown(device(0, foreign_mib=768), record(1, share(300)))
+    assert (values(used)[0], taints(used)) == ("2Mi", [FULL])
+
+
 def test_device_has_what_selectors_and_requests_use() -> None:
     found = shown(
         device(0, bus_id="00000000:3B:00.0", numa=1), pcie_roots={"nvidia-0": "pci0000:3a"}

@@ -196,6 +196,28 @@ async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:
     assert second.agent_version
 
 
+async def test_foreign_use_is_reported_and_survives_a_restart_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    used = NodeDevices(
+        node=NODE,
+        vendor="nvidia",
+        boot_id="before",
+        seq=1,
+        time_s=0,
+        config_generation=1,
+        devices=(device(0, foreign_mib=512), device(1)),
+    )
+    bench.site.picture.set_canonical(used)
+    async with running(bench):
+        await until(lambda: len(bench.reports()) == 1)
+        bench.site.picture.set_foreign({"nvidia-1": 256})
+        await until(lambda: len(bench.reports()) == 2)
+    amounts = [[one.foreign_mib for one in report.devices] for report in bench.reports()]
+    assert amounts == [[512, 0], [0, 256]]
+
+
 async def test_card_with_a_pending_mode_switch_is_cordoned_and_then_reported_again(
     tmp_path: Path,
 ) -> None:

@@ -318,6 +318,26 @@ async def test_series_vanish_with_the_pod(tmp_path: Path) -> None:
     assert not any('pod="train"' in name for name in desk.metrics())
 
 
+@pytest.mark.parametrize(("mode", "mib"), [("soft", 768), ("whole", 768), ("mps", 0), ("mig", 0)])
+async def test_memory_without_an_allocation_is_foreign_use_of_undivided_devices(
+    tmp_path: Path, mode: str, mib: int
+) -> None:
+    desk = Desk(tmp_path)
+    picture = desk.site.picture
+    canonical = picture.canonical_by_vendor["nvidia"]
+    devices = tuple(replace(one, mode=mode) for one in canonical.devices)
+    picture.set_canonical(replace(canonical, devices=devices))
+    desk.run_pod()
+    process(desk.directory / "proc", PID + 1, "0::/system.slice/other.service")
+    own, other = ProcessUsage(pid=PID, used_mib=5), ProcessUsage(pid=PID + 1, used_mib=700)
+    desk.driver.answer = (DeviceUsage(uuid="nvidia-0", used_mib=705, processes=(own, other)),)
+    await desk.look(1)
+    assert [picture.foreign_mib(f"nvidia-{number}") for number in range(2)] == [mib, 0]
+    desk.driver.answer = (DeviceUsage(uuid="nvidia-0", used_mib=705),)
+    await desk.look(20)
+    assert picture.foreign_mib("nvidia-0") == mib, "the driver names no processes any more"
+
+
 async def test_breach_is_an_event_a_message_and_a_series(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     pod = desk.run_pod()

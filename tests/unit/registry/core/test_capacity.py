@@ -71,13 +71,19 @@ def device(**more: Any) -> Device:
             0,
             (800, 100, ""),
         ),
+        (
+            {"capacity_mib": 2000, "largest_mib": 800, "overcommit": "recall"},
+            Booked(),
+            300,
+            (500, 100, ""),
+        ),
         ({"capacity_mib": 2000}, Booked(memory_mib=1500), 100, (400, 100, "")),
     ],
 )
 def test_offer_is_the_largest_share_or_names_the_cause(
     facts: dict[str, Any], booked: Booked, foreign_mib: int, offer: tuple[int, int, str]
 ) -> None:
-    assert offer_of(device(**facts), booked, foreign_mib=foreign_mib)[:3] == offer
+    assert offer_of(device(foreign_mib=foreign_mib, **facts), booked)[:3] == offer
 
 
 def divided(**more: Any) -> Device:
@@ -107,7 +113,7 @@ def test_divided_device_offers_its_largest_partition(
     parts: dict[str, int], mib: int, offer: tuple[int, int, str], ones: int, threes: int
 ) -> None:
     booked = Booked(memory_mib=mib, core_pct=14, slots=len(parts), parts=parts)
-    found = offer_of(divided(), booked, foreign_mib=0)
+    found = offer_of(divided(), booked)
     assert found[:3] == offer
     for memory_mib, count in ((10_000, ones), (40_000, threes)):
         assert fitting(divided(), booked, found, memory_mib=memory_mib, core_pct=1) == count, (
@@ -123,7 +129,7 @@ def test_shares_of_a_size_are_bounded_by_memory_compute_and_slots(
     memory_mib: int, core_pct: int, count: int
 ) -> None:
     booked = Booked(memory_mib=300, core_pct=60, slots=1)
-    found = offer_of(device(), booked, foreign_mib=0)
+    found = offer_of(device(), booked)
     assert fitting(device(), booked, found, memory_mib=memory_mib, core_pct=core_pct) == count
 
 
@@ -131,12 +137,11 @@ def measured(
     node: str,
     booked: Booked,
     *shares: Share,
-    foreign_mib: int = 0,
     is_silent: bool = False,
     **facts: Any,
 ) -> Measured:
     one = device(**facts)
-    offer = offer_of(one, booked, foreign_mib=foreign_mib)
+    offer = offer_of(one, booked)
     return Measured(node, is_silent, one, booked, offer, shares)
 
 

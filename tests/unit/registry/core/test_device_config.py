@@ -177,3 +177,24 @@ def test_recall_is_for_vendors_whose_containers_can_be_moved() -> None:
         parse(text, name="d.toml")
     assert refused.value.field == "d.toml: rules[0].overcommit"
     parse(text.replace(b'["hygon"]', b'["hygon", "nvidia"]'), name="d.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "foreign_mib"),
+    [
+        ("", 2048),
+        ("[defaults]\nreserved_mib = 1000", 1048),
+        ("[defaults]\nreserved_mib = 4000", 0),
+        ("[defaults]\nignore_foreign = true", 0),
+        ("[defaults]\nignore_foreign = true\n[[rules]]\nignore_foreign = false", 2048),
+        ('[[rules]]\ntypes = ["A100"]\nignore_foreign = true', 0),
+    ],
+)
+def test_foreign_use_beyond_the_reserve_is_withheld_unless_it_is_ignored(
+    text: str, foreign_mib: int
+) -> None:
+    config = parse(text.encode(), name="d.toml")
+    device = canonical_device(config, "n", replace(A100, foreign_mib=2048))
+    assert device is not None
+    assert device.foreign_mib == foreign_mib
+    assert device.capacity_mib == A100.memory_mib - config.defaults.reserved_mib

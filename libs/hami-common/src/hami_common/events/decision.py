@@ -26,6 +26,7 @@ from hami_common.bounds import (
     Duration,
     Fraction,
     Label,
+    MemoryMib,
     Name,
     Score,
     Sequence,
@@ -109,6 +110,8 @@ class RefusedDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holders: Annotated[tuple[DeviceHolder, ...], Meta(max_length=HOLDERS_LISTED)] = ()
     """Most memory first, then most compute, then by name."""
     holders_left_out: Count = 0
+    foreign_mib: MemoryMib = 0
+    """Memory that processes outside HAMi use; it is not part of ``free``."""
 
 
 class RefusedNode(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -119,6 +119,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most shares that the hardware allows at a time; 0: no limit of its own."""
     memory_cap: bool = False
     """The vendor's driver limits the memory of each container on it, by its cgroup."""
+    foreign_mib: MemoryMib = 0
+    """Memory in use that no allocation covers, in steps; see the agent's ``usage.foreign``."""
     attributes: Attributes = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
@@ -153,6 +155,9 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     largest_mib: MemoryMib = 0
     """With ``recall``: memory of the largest share, which is moved as a whole, and of all shares
     that have their memory on the device at a time. 0: no bound but the capacity."""
+    foreign_mib: MemoryMib = 0
+    """Memory that processes outside the ledger use beyond ``reserved_mib``: new shares do not get
+    it, existing ones keep theirs."""
     capacity_core_pct: CapacityCorePct = 100
     """Compute that may be handed out: 100 times the configured scaling."""
     slots: Slots = 10

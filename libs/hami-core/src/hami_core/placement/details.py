@@ -51,6 +51,7 @@ class _Device(NamedTuple):
     """Memory and compute."""
     free: tuple[int, int, int]
     """Memory, compute and slots."""
+    foreign_mib: int
 
 
 class _Node(NamedTuple):
@@ -190,13 +191,15 @@ def _devices(scene: Scene, number: int) -> Iterator[list[_Device]]:
         free_core = free_core - running.core
         free_slots = free_slots - running.slots
     stages = reached(scene, step)
-    lines = [line.T.tolist() for line in (stages, mib, core, free_mib, free_core, free_slots)]
-    for place, each in enumerate(zip(*lines, strict=True)):
+    foreign_mib = view.ints(block.foreign_mib)
+    each = (stages, mib, core, foreign_mib, free_mib, free_core, free_slots)
+    lines = [line.T.tolist() for line in each]
+    for place, of_node in enumerate(zip(*lines, strict=True)):
         uuids = block.uuids[view.column(place)]
         yield [
-            _Device(uuid, stage, (wants_mib, wants_core), tuple(free))
-            for uuid, (stage, wants_mib, wants_core, *free) in zip(
-                uuids, zip(*each, strict=True), strict=False
+            _Device(uuid, stage, (wants_mib, wants_core), tuple(free), foreign)
+            for uuid, (stage, wants_mib, wants_core, foreign, *free) in zip(
+                uuids, zip(*of_node, strict=True), strict=False
             )
             if stage >= 0
         ]
@@ -212,6 +215,7 @@ def _detail(device: _Device, holders: Sequence[DeviceHolder]) -> RefusedDevice:
         free=Amounts(memory_mib=free_mib, core_pct=free_core, slots=free_slots),
         holders=tuple(holders[:HOLDERS_LISTED]),
         holders_left_out=max(0, len(holders) - HOLDERS_LISTED),
+        foreign_mib=device.foreign_mib,
     )
 
 

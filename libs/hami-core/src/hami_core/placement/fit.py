@@ -9,7 +9,10 @@ several hardware partitions is as many steps of one, because they may be parts o
 Constraints in order: see ``Stage``.
 
 - A device that is overcommitted by recall serves no share above its own memory.
-- An exclusive share requires an idle device, and blocks the device for all other pods.
+- An exclusive share requires an idle device that no process outside the ledger uses, and blocks
+  the device for all other pods.
+- Memory that such processes use is not free; a device that lacks memory for this reason alone has a
+  stage of its own.
 - A pod with ``mutex`` takes idle devices of physical cards that no other pod uses.
 - A share without compute books none, and is refused where other pods use all compute.
 - With ``numa_bind`` the devices of one step come from one NUMA node; devices of unknown affinity
@@ -77,17 +80,19 @@ class Stage(IntEnum):
     WITHHELD = 6
     HEALTH = 7
     CORDON = 8
-    SLOT = 9
-    HELD = 10
-    KIND = 11
-    MEMORY = 12
-    CORE = 13
-    UNITS = 14
-    PARTITION = 15
-    IDLE = 16
-    NUMA = 17
-    SHAPE = 18
-    FITS = 19
+    FOREIGN = 9
+    SLOT = 10
+    HELD = 11
+    KIND = 12
+    MEMORY = 13
+    FOREIGN_MIB = 14
+    CORE = 15
+    UNITS = 16
+    PARTITION = 17
+    IDLE = 18
+    NUMA = 19
+    SHAPE = 20
+    FITS = 21
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -315,13 +320,28 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
         yield Stage.SIZE, suits
     if bound_key(view, request):
         largest = block.largest_mib[:, : block.count]
-        yield Stage.LARGEST, (largest == 0) | (largest >= wanted_mib(view, request))
+        left = largest - block.foreign_mib[:, : block.count]
+        yield Stage.LARGEST, (largest == 0) | (left >= wanted_mib(view, request))
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]
     yield Stage.WITHHELD, ~block.withheld[:, : block.count]
     yield Stage.HEALTH, block.healthy[:, : block.count]
     yield Stage.CORDON, ~block.cordoned[:, : block.count]
+    if request.exclusive and foreign_nodes(view) is not None:
+        yield Stage.FOREIGN, block.foreign_mib[:, : block.count] == 0
+
+
+def foreign_nodes(view: View) -> Bools | None:
+    """Return the nodes with memory that processes outside the ledger use; ``None``: no node."""
+    block = view.block
+
+    def make() -> Bools | None:
+        found = np.logical_or.reduce(block.foreign_mib[:, : block.count] > 0, axis=0)
+        return found if found.any() else None
+
+    found = block.derived("foreign nodes", make)
+    return None if found is None else view.line(found)
 
 
 def lifting_modes(view: View, step: Step, modes: Sequence[str]) -> Shorts:
@@ -649,7 +669,12 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         joined = JOINS.get(request.kind)
         other = kinds if joined is None else view.table.kinds.number(joined)
         yield Stage.KIND, _same_kind(scene, kinds, other)
-    yield Stage.MEMORY, free_mib >= wanted_mib(view, request)
+    mib = wanted_mib(view, request)
+    if foreign_nodes(view) is None:
+        yield Stage.MEMORY, free_mib >= mib
+    else:
+        yield Stage.MEMORY, free_mib + view.ints(block.foreign_mib) >= mib
+        yield Stage.FOREIGN_MIB, free_mib >= mib
     core = wanted_core(view, request)
     if not isinstance(core, int):
         yield Stage.CORE, (free_core >= core) | (core == 0)

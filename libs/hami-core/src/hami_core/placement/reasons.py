@@ -36,6 +36,7 @@ from hami_core.placement.fit import (
     compile_request,
     count_of,
     divisions_of,
+    foreign_nodes,
     granted,
     has_enough,
     known_devices,
@@ -63,6 +64,7 @@ RefusalCode = Literal[
     "CardTimeSlicingExhausted",
     "ExclusiveDeviceAllocateConflict",
     "CardInsufficientMemory",
+    "CardForeignUse",
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "NumaNotFit",
@@ -94,12 +96,14 @@ CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.WITHHELD: "NodeWithheld",
     Stage.HEALTH: "CardNotHealth",
     Stage.CORDON: "CardCordoned",
+    Stage.FOREIGN: "CardForeignUse",
     Stage.TYPE: "CardTypeMismatch",
     Stage.MODE: "ModeNotFit",
     Stage.UUID: "CardUuidMismatch",
     Stage.SLOT: "CardTimeSlicingExhausted",
     Stage.HELD: "ExclusiveDeviceAllocateConflict",
     Stage.MEMORY: "CardInsufficientMemory",
+    Stage.FOREIGN_MIB: "CardForeignUse",
     Stage.CORE: "CardInsufficientCore",
     Stage.UNITS: "CardComputeUnitsExhausted",
     Stage.IDLE: "ExclusiveDeviceAllocateConflict",
@@ -116,6 +120,7 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
         "CardTimeSlicingExhausted",
         "ExclusiveDeviceAllocateConflict",
         "CardInsufficientMemory",
+        "CardForeignUse",
         "CardInsufficientCore",
         "CardComputeUnitsExhausted",
         "NumaNotFit",
@@ -129,6 +134,7 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
 
 CLASSES_SHOWN: Final = 6
 TEXT_BYTES: Final = 140
+_OUTSIDE: Final = "used by processes outside HAMi"
 _NAME_SHOWN: Final = 45
 _WORDS_SHOWN: Final = 40
 
@@ -159,6 +165,8 @@ class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     resource: str = ""
     """For a hardware partition: the resource that is too small; ``place``: no place in the grid."""
+    foreign_mib: int = 0
+    """Memory of the device that processes outside HAMi use; it is not part of ``free``."""
     taken: bool = False
     """Chosen for the step."""
 
@@ -205,6 +213,8 @@ class Measure(NamedTuple):
     """For a hardware partition: the requested one, and the amount that is too small."""
     remedy: int = 0
     """Place in the vendor's modes, from 1, of one whose naming would lift the refusal; 0: none."""
+    foreign_mib: int = 0
+    """Memory that processes outside the ledger use on the best device, where that is the cause."""
 
 
 class ClosestNode(NamedTuple):
@@ -258,13 +268,23 @@ def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | 
 _NOTHING: Final = Measure(0, 0, "")
 _STAGES_WITH_AMOUNT: Final = (
     Stage.LARGEST,
+    Stage.FOREIGN,
     Stage.MEMORY,
+    Stage.FOREIGN_MIB,
     Stage.CORE,
     Stage.PARTITION,
     Stage.NUMA,
     Stage.SHAPE,
 )
 """Stages whose refusal text includes an amount."""
+_STAGES_OF_AMOUNT: Final = (
+    Stage.FOREIGN,
+    Stage.MEMORY,
+    Stage.FOREIGN_MIB,
+    Stage.CORE,
+    Stage.UNITS,
+)
+"""Stages that compare an amount of a device, or refuse any use of it."""
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
 _KINDS: Final = 4
 _STAGES: Final = 32
@@ -293,6 +313,8 @@ class Causes(NamedTuple):
     """``Lack`` as a number, where a partition does not fit."""
     remedy: Ints
     """Place in the vendor's modes, see ``Measure.remedy``."""
+    foreign_mib: Ints
+    """As in ``Measure``."""
 
     @classmethod
     def none(cls, count: int) -> "Causes":
@@ -381,6 +403,9 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     offered, wanted = offered_mib(view, plan, number), plan.steps[number].request.memory_mib
     if offered is not None and wanted:
         is_short = (offered < wanted) & (offered != NO_MIB)
+        foreign = foreign_nodes(view)
+        if foreign is not None:  # their devices may have enough memory without foreign use
+            is_short &= ~foreign
         short = np.flatnonzero(is_short)
         if len(short) == view.count:
             return _short_of_memory(number, wanted, offered)
@@ -397,7 +422,7 @@ def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
     words = np.full(len(offered), _word(number, Stage.MEMORY, NONE_FIT), np.int64)
     each = np.full(len(offered), wanted, np.int64)
     none = np.zeros(len(offered), np.int64)
-    return Causes(words, each, offered.copy(), none, none.copy())
+    return Causes(words, each, offered.copy(), none, none.copy(), none.copy())
 
 
 def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
@@ -427,7 +452,7 @@ def _counted(count: int, have: Ints | Counts, words: Ints) -> Causes:
     """Return the causes of nodes where the number of devices is too small."""
     wanted = np.full(len(have), count, np.int64)
     none = np.zeros(len(have), np.int64)
-    return Causes(words, wanted, have.astype(np.int64), none, none.copy())
+    return Causes(words, wanted, have.astype(np.int64), none, none.copy(), none.copy())
 
 
 def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
@@ -436,17 +461,22 @@ def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int)
     if stage == Stage.MODE:
         # A node that another mode would open is the closest.
         remedy = np.where(stages == stage, _remedies(scene.view, step), 0).max(axis=0)
-        return Causes(words, none, (remedy > 0).astype(np.int64), none.copy(), remedy)
+        opens = (remedy > 0).astype(np.int64)
+        return Causes(words, none, opens, none.copy(), remedy, none.copy())
     wanted, free = _amounts(scene, step, stages, stage)
-    if isinstance(wanted, int) and stage != Stage.PARTITION:
+    is_foreign = stage in (Stage.FOREIGN, Stage.FOREIGN_MIB)
+    if isinstance(wanted, int) and stage != Stage.PARTITION and not is_foreign:
         # Where all devices want the same amount, least is missing where most is free.
         most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
-        return Causes(words, np.full(len(words), wanted, np.int64), most, none, none.copy())
+        each = np.full(len(words), wanted, np.int64)
+        return Causes(words, each, most, none, none.copy(), none.copy())
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
     lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
+    view = scene.view
+    foreign_mib = view.ints(view.block.foreign_mib)[best] if is_foreign else none.copy()
     each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
-    return Causes(words, each[best], free[best], lack, none.copy())
+    return Causes(words, each[best], free[best], lack, none.copy(), foreign_mib)
 
 
 def _remedies(view: View, step: Step, *, instead_of_devices: bool = False) -> Ints:
@@ -661,8 +691,9 @@ def _joined(lines: list[Columns]) -> Columns:
 def _measure(found: Causes, column: int, name: str) -> Measure:
     """Return the best value at a column."""
     lack = Lack.of(int(found.lack[column]))
-    remedy = int(found.remedy[column])
-    return Measure(int(found.wanted[column]), int(found.free[column]), name, lack, remedy)
+    wanted, free = int(found.wanted[column]), int(found.free[column])
+    remedy, foreign_mib = int(found.remedy[column]), int(found.foreign_mib[column])
+    return Measure(wanted, free, name, lack, remedy, foreign_mib)
 
 
 def _refusal(
@@ -725,12 +756,15 @@ def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[In
     block, request = view.block, step.request
     wanted: Ints | int = 0
     free: Ints | Shorts | Counts
-    if stage == Stage.MEMORY:
+    if stage == Stage.FOREIGN:
+        wanted = view.ints(block.memory_mib)
+        free = wanted - view.ints(block.foreign_mib)
+    elif stage in (Stage.MEMORY, Stage.FOREIGN_MIB):
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
     elif stage == Stage.LARGEST:
         wanted = wanted_mib(view, request)
-        free = view.ints(block.largest_mib)
+        free = view.ints(block.largest_mib) - view.ints(block.foreign_mib)
     elif stage == Stage.CORE:
         core = wanted_core(view, request)
         wanted = core if isinstance(core, int) else core.astype(np.int64)
@@ -783,7 +817,7 @@ def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Divisio
     if stage == Stage.PARTITION and best.lack is not None:
         lack = best.lack
         return f"{_fact_of_partition(divisions[lack.division], lack, best)} {where}"
-    if stage in (Stage.MEMORY, Stage.CORE, Stage.UNITS):
+    if stage in _STAGES_OF_AMOUNT:
         return _fact_of_amount(step, stage, best, where)
     match stage:
         case Stage.SLOT:
@@ -846,9 +880,13 @@ def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
             if request.memory_mib:
                 asked = request.memory_mib
                 note = f" (for {asked})" if asked != best.wanted else ""
-            return (
-                f"{best.wanted} MiB{note} wanted, at most {best.free} MiB free on a device {where}"
-            )
+            free = max(0, best.free)
+            return f"{best.wanted} MiB{note} wanted, at most {free} MiB free on a device {where}"
+        case Stage.FOREIGN:
+            return f"no device is unused, {best.foreign_mib} MiB {_OUTSIDE} {where}"
+        case Stage.FOREIGN_MIB:
+            free = max(0, best.free)
+            return f"{best.wanted} MiB wanted, {free} free, {best.foreign_mib} {_OUTSIDE} {where}"
         case Stage.CORE:
             return f"{best.wanted}% compute wanted, at most {best.free}% free on a device {where}"
         case _:
@@ -1019,10 +1057,12 @@ def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:
     verdicts: list[DeviceVerdict] = []
     for row, uuid in enumerate(scene.view.block.uuids[scene.view.column(0)]):
         stage = int(stages[row, 0])
-        if stage == Stage.FITS:
-            verdicts.append(DeviceVerdict(uuid=uuid))
-        elif stage >= 0:
-            verdicts.append(_refused(scene, step, stages, row, uuid))
+        if stage < 0:
+            continue
+        fits = stage == Stage.FITS
+        verdict = DeviceVerdict(uuid=uuid) if fits else _refused(scene, step, stages, row, uuid)
+        foreign_mib = int(scene.view.ints(scene.view.block.foreign_mib)[row, 0])
+        verdicts.append(replace(verdict, foreign_mib=foreign_mib))
     return verdicts
 
 

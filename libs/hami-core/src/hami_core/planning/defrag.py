@@ -484,6 +484,7 @@ class _Search:
             cell.memory_mib,
             cell.capacity_mib,
             cell.largest_mib,
+            cell.foreign_mib,
             cell.capacity_core,
             cell.slots,
             cell.healthy,

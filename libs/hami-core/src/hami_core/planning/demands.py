@@ -155,7 +155,9 @@ def empty_table(devices: Iterable[NodeDevices]) -> DeviceTable:
     """Return a table of all these devices, healthy, in service and unused."""
     table = DeviceTable()
     for some in devices:
-        usable = tuple(replace(one, healthy=True, cordoned=False) for one in some.devices)
+        usable = tuple(
+            replace(one, healthy=True, cordoned=False, foreign_mib=0) for one in some.devices
+        )
         table.upsert_node(replace(some, devices=usable))
     return table
 

@@ -193,7 +193,7 @@ def template_of(
 
 
 def _like_new(device: Device) -> Device:
-    return replace(device, healthy=True, health_reason="", cordoned=False)
+    return replace(device, healthy=True, health_reason="", cordoned=False, foreign_mib=0)
 
 
 def add_nodes(
@@ -390,7 +390,7 @@ def _present(ledger: Ledger) -> Iterator[tuple[str, int, int]]:
         place = table.place(name)
         for cell in place.block.read(place.column) if place is not None else ():
             if cell.known and cell.healthy and cell.alive and not (cell.cordoned or cell.withheld):
-                free_mib = max(0, cell.capacity_mib - cell.used_mib)
+                free_mib = max(0, cell.capacity_mib - cell.foreign_mib - cell.used_mib)
                 yield table.vendors.words[cell.vendor], free_mib, int(not cell.used_slots)
 
 

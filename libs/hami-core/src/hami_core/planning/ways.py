@@ -313,7 +313,14 @@ def _kind(some: Iterable[NodeDevices]) -> tuple[object, ...]:
             known.vendor,
             str(
                 [
-                    replace(device, uuid="", healthy=True, cordoned=False, health_reason="")
+                    replace(
+                        device,
+                        uuid="",
+                        healthy=True,
+                        cordoned=False,
+                        health_reason="",
+                        foreign_mib=0,
+                    )
                     for device in known.devices
                 ]
             ),

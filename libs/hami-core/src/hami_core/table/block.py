@@ -50,6 +50,7 @@ _MATRICES: Final[dict[str, Any]] = {
     "memory_mib": np.int64,
     "capacity_mib": np.int64,
     "largest_mib": np.int64,
+    "foreign_mib": np.int64,
     "used_mib": np.int64,
     "free_mib": np.int64,
     "capacity_core": np.int32,
@@ -100,7 +101,7 @@ _SMALL: Final = (
     "used_slots",
     "exclusive_holders",
 )
-_MEMORY: Final = ("memory_mib", "capacity_mib", "largest_mib", "used_mib")
+_MEMORY: Final = ("memory_mib", "capacity_mib", "largest_mib", "foreign_mib", "used_mib")
 
 
 class Cell(Struct, kw_only=True):
@@ -118,6 +119,7 @@ class Cell(Struct, kw_only=True):
     capacity_mib: int = 0
     largest_mib: int = 0
     """As in ``Block``."""
+    foreign_mib: int = 0
     capacity_core: int = 0
     slots: int = 0
     used_mib: int = 0
@@ -155,9 +157,12 @@ class Block:
     capacity_mib: Ints
     largest_mib: Ints
     """Memory of the largest share that the device can serve; 0: no bound but its capacity."""
+    foreign_mib: Ints
+    """Memory that processes outside the ledger use: not offered, but no shares are over capacity
+    because of it."""
     used_mib: Ints
     free_mib: Ints
-    """``capacity_mib - used_mib``; negative on a device that is over capacity."""
+    """Memory to offer: ``capacity_mib - foreign_mib - used_mib``, which may be negative."""
     capacity_core: Shorts
     used_core: Shorts
     free_core: Shorts
@@ -374,6 +379,7 @@ class Block:
             self.memory_mib[at] = cell.memory_mib
             self.capacity_mib[at] = cell.capacity_mib
             self.largest_mib[at] = cell.largest_mib
+            self.foreign_mib[at] = cell.foreign_mib
             self.used_mib[at] = cell.used_mib
             self.capacity_core[at] = cell.capacity_core
             self.used_core[at] = cell.used_core
@@ -406,7 +412,7 @@ class Block:
         at = row, column
         used_slots, used_core = int(self.used_slots[at]), int(self.used_core[at])
         used_mib = int(self.used_mib[at])
-        free_mib = int(self.capacity_mib[at]) - used_mib
+        free_mib = int(self.capacity_mib[at]) - int(self.foreign_mib[at]) - used_mib
         free_core = int(self.capacity_core[at]) - used_core
         self.free_mib[at], self.free_core[at] = free_mib, free_core
         self.fullness[at] = (
@@ -500,6 +506,7 @@ class Block:
                 memory_mib=int(self.memory_mib[row, column]),
                 capacity_mib=int(self.capacity_mib[row, column]),
                 largest_mib=int(self.largest_mib[row, column]),
+                foreign_mib=int(self.foreign_mib[row, column]),
                 capacity_core=int(self.capacity_core[row, column]),
                 slots=int(self.slots[row, column]),
                 used_mib=int(self.used_mib[row, column]),

@@ -355,6 +355,7 @@ class DeviceTable:
             memory_mib=device.memory_mib,
             capacity_mib=device.capacity_mib,
             largest_mib=device.largest_mib,
+            foreign_mib=device.foreign_mib,
             capacity_core=device.capacity_core_pct,
             slots=device.slots,
             used_mib=used.used_mib,
@@ -509,7 +510,7 @@ class DeviceTable:
             self._book(place, row, held, sign=1)
             at = row, place.column
             if block.known[at] and (
-                block.free_mib[at] < 0
+                block.free_mib[at] + block.foreign_mib[at] < 0
                 or block.free_core[at] < 0
                 or block.used_slots[at] > block.slots[at]
                 or (block.exclusive_holders[at] and block.used_slots[at] > held.slots)
@@ -594,8 +595,9 @@ class DeviceTable:
         """Return the devices on which these shares are not free once ``without`` is released.
 
         Checks arithmetic only: health, cordon and selectors do not matter for shares that a pod
-        already has. A device that is not registered counts as lacking, unless the caller has reason
-        to ``believe`` that the shares were free when they were assigned.
+        already has. Memory that processes outside the ledger use is lacking for shares that grow. A
+        device that is not registered counts as lacking. The caller may have reason to ``believe``
+        that the shares were free when they were assigned: then neither counts.
         """
         place = self._places.get(node)
         containers, mine = tuple(containers), booked_by_device(without)
@@ -608,16 +610,23 @@ class DeviceTable:
                 continue
             have = mine.get(uuid, NOTHING)
             at, block = (row, place.column), place.block
+            foreign_mib = int(block.foreign_mib[at])
+            if believe or need.memory_mib <= have.memory_mib:
+                foreign_mib = 0
+            free_mib = int(block.capacity_mib[at] - block.used_mib[at]) - foreign_mib
             others = int(block.used_slots[at]) - have.slots
             holders = int(block.exclusive_holders[at]) - have.exclusive
             if (
-                (need.memory_mib and block.free_mib[at] + have.memory_mib < need.memory_mib)
+                (need.memory_mib and free_mib + have.memory_mib < need.memory_mib)
                 or (need.core_pct and block.free_core[at] + have.core_pct < need.core_pct)
                 or others + need.slots > block.slots[at]
                 or holders > 0
                 or (need.exclusive and others > 0)
                 or self._is_divided_otherwise(place, uuid, need, have)
-                or 0 < block.largest_mib[at] < _largest(containers, uuid)
+                or (
+                    block.largest_mib[at]
+                    and block.largest_mib[at] - foreign_mib < _largest(containers, uuid)
+                )
             ):
                 lacking.append(uuid)
         return tuple(lacking)
@@ -669,7 +678,8 @@ class DeviceTable:
             if node not in self._nodes_by_uuid.get(uuid, ()):
                 raise InvariantBroken(what=f"device {uuid} on {node} is missing in the index")
             if (
-                block.free_mib[at] != block.capacity_mib[at] - block.used_mib[at]
+                block.free_mib[at]
+                != block.capacity_mib[at] - block.foreign_mib[at] - block.used_mib[at]
                 or block.free_core[at] != block.capacity_core[at] - block.used_core[at]
                 or block.idle[at] != (block.used_slots[at] == 0)
                 or block.has_slot[at] != (block.used_slots[at] < block.slots[at])

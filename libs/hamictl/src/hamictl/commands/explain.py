@@ -372,12 +372,17 @@ def _occupant(one: Occupant) -> str:
 
 
 def _verdict(device: DeviceVerdict) -> str:
+    foreign = f", {_outside(device.foreign_mib)}" if device.foreign_mib else ""
     if device.code is None:
-        return "fits, taken" if device.taken else "fits"
+        return ("fits, taken" if device.taken else "fits") + foreign
     if not device.wanted:
-        return device.code
+        return device.code + foreign
     wanted = f"{device.wanted} {device.resource}".rstrip()
-    return f"{device.code}: {wanted} wanted, {device.free} free"
+    return f"{device.code}: {wanted} wanted, {device.free} free{foreign}"
+
+
+def _outside(foreign_mib: int) -> str:
+    return f"{foreign_mib} MiB used by processes outside HAMi"
 
 
 def _show_recorded(answer: PodExplanation, *, is_wide: bool) -> None:
@@ -447,6 +452,8 @@ def _held_by(device: RefusedDevice) -> str:
     texts = [_holder(one) for one in device.holders]
     if device.holders_left_out:
         texts.append(f"{device.holders_left_out} more")
+    if device.foreign_mib:
+        texts.append(_outside(device.foreign_mib))
     return ", ".join(texts) or "-"
 
 

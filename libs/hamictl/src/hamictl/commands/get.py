@@ -85,6 +85,8 @@ def _device(device: Device, *, is_wide: bool) -> list[object]:
         status += ", cordoned"
     if device.exclusive:
         status += ", exclusive"
+    if device.foreign_mib:
+        status += f", {device.foreign_mib} MiB used by processes outside HAMi"
     row: list[object] = [
         device.node,
         device.index,

@@ -10,8 +10,8 @@ Kubelet ignores requests for resources that ``allocatable`` lacks and adds up th
 a pod for which the sum of all admitted pods exceeds the total (``removeMissingExtendedResources``
 and ``Admit`` in ``pkg/kubelet/lifecycle/predicate.go``, v1.34). So a total is never less than
 
-- for each device: its capacity while it is usable, or what the ledger has booked on it if that is
-  more, as after a reduced scaling;
+- for each device: its capacity without foreign use while it is usable, or what the ledger has
+  booked on it if that is more, as after a reduced scaling;
 - for each pod: what it requests beyond what the ledger has booked for it.
 
 Kubelet then admits each pod that the ledger places within the devices' capacity, unless the pod
@@ -134,7 +134,7 @@ def totals(
         families[device.uuid] = [names for names in vendor.families if names.count in counts]
         held, usable = booked.pop(device.uuid, NOTHING), is_usable(device)
         most = Booked(
-            memory_mib=max(held.memory_mib, device.capacity_mib * usable),
+            memory_mib=max(held.memory_mib, (device.capacity_mib - device.foreign_mib) * usable),
             core_pct=max(held.core_pct, device.capacity_core_pct * usable),
             slots=max(held.slots, device.slots * usable),
         )

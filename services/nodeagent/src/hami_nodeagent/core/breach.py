@@ -178,7 +178,7 @@ class BreachBook:
         found: list[Breach] = []
         by_owner: dict[tuple[str, str], list[Process]] = {}
         for process in processes:
-            holder = _holder_of(process, holders)
+            holder = holder_of(process, holders)
             if holder is not None:
                 by_owner.setdefault((holder.pod_uid, holder.container), []).append(process)
             elif not self._is_tolerated(process, holders):
@@ -208,8 +208,7 @@ class BreachBook:
     def _is_tolerated(self, process: Process, holders: Sequence[Holder]) -> bool:
         if not process.pod_uid:
             return process.command in self._rules.host_commands
-        # The container is not known yet, and the pod has shares here: wait for the next sample.
-        return not process.container and any(one.pod_uid == process.pod_uid for one in holders)
+        return has_pending_owner(process, holders)
 
     def _memory(self, holder: Holder, processes: tuple[Process, ...]) -> list[Breach]:
         key = _share_key(holder)
@@ -293,8 +292,17 @@ def _share_key(holder: Holder) -> tuple[str, str, str]:
     return (holder.pod_uid, holder.container, holder.uuid)
 
 
-def _holder_of(process: Process, holders: Sequence[Holder]) -> Holder | None:
-    """Return the container that the process belongs to."""
+def has_pending_owner(process: Process, holders: Sequence[Holder]) -> bool:
+    """Return whether the container is not known yet, and the pod has shares of the device."""
+    return (
+        bool(process.pod_uid)
+        and not process.container
+        and any(one.pod_uid == process.pod_uid for one in holders)
+    )
+
+
+def holder_of(process: Process, holders: Sequence[Holder]) -> Holder | None:
+    """Return the share of the container that the process belongs to."""
     of_pod = [one for one in holders if process.pod_uid and one.pod_uid == process.pod_uid]
     for holder in of_pod:
         if holder.container == process.container:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the node's devices as ResourceSlices of our DRA driver (``resource.k8s.io/v1``).
 
-The value of a capacity is what holders that are not claims leave: kube-scheduler subtracts the
-claims itself, so the sum over both is bounded by the device (ADR 38). A claim's allocation never
-changes, so the amount that a resize added to it is taken off, too. A device gets a taint where
-its capacities cannot say that it takes no further share: the API server demands at least two steps
-of memory and one slot, a device whose compute is used up takes no share at all, and shares of some
-kinds do not mix. Published are devices that are shared by limits, and hardware partitions in the
-places at which a card may have them (ADR 0040): no modes that pods request by name, no memory that
-is moved to the host while its container is idle.
+The value of a capacity is what holders that are not claims, and processes without an allocation,
+leave: kube-scheduler subtracts the claims itself, so the sum over all is bounded by the device
+(ADR 38). A claim's allocation never changes, so the amount that a resize added to it is taken off,
+too. A device gets a taint where its capacities cannot say that it takes no further share: the API
+server demands at least two steps of memory and one slot, a device whose compute is used up takes no
+share at all, and shares of some kinds do not mix. Published are devices that are shared by limits,
+and hardware partitions in the places at which a card may have them (ADR 0040): no modes that pods
+request by name, no memory that is moved to the host while its container is idle.
 
 Memory in MiB, published in bytes; compute in percent. Devices are in the order in which
 kube-scheduler tries them: vendor, index, UUID; then partitions, see ``places_of``.
@@ -165,7 +165,8 @@ def _is_sound(device: Device, faulty: Collection[str], sound: Collection[str]) -
 
 def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -> Obj:
     others = held.others
-    left_mib = 0 if others.exclusive else device.capacity_mib - others.memory_mib - held.grown_mib
+    left_mib = device.capacity_mib - device.foreign_mib - others.memory_mib - held.grown_mib
+    left_mib = 0 if others.exclusive else left_mib
     left_core_pct = max(0, device.capacity_core_pct - others.core_pct - held.grown_core_pct)
     left_slots = device.slots - others.slots
     taints = []

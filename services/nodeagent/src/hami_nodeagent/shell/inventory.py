@@ -432,7 +432,10 @@ class Reporter:
             boot_id=self._sequence.boot_id,
             seq=0,
             time_s=0.0,
-            devices=tuple(board.withdraw(device) for device in facts),
+            devices=tuple(
+                replace(board.withdraw(device), foreign_mib=self._picture.foreign_mib(device.uuid))
+                for device in facts
+            ),
             links=self._source.links,
             driver_version=self._source.driver_version[:NAME_MOST],
             agent_version=version("hami-nodeagent"),

@@ -5,11 +5,11 @@ Owned by the event loop: changed and read between two awaits, never from a threa
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
 faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
 ``shell.check``), kubelet's run (``shell.kubelet``), the node's status (``shell.nodestatus``),
-unlimited pods (``shell.loaders``). Decisions
-read it through ``view``.
+unlimited pods (``shell.loaders``), foreign use (``shell.usage``). Decisions read it through
+``view``.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import anyio
 from msgspec import Struct
@@ -77,6 +77,7 @@ class Picture:
         """Shares by the allocations of prepared claims, by the uid of the record: a resize changes
         the record only; written by ``shell.prepare``."""
         self.partitions = Board()
+        self._foreign_by_uuid: dict[str, int] | None = None
         self.ledger_known = False
         """All records of this node that the ledger holds have arrived."""
         self.pods_known = False
@@ -121,6 +122,23 @@ class Picture:
         self.partitions.apply(DevicesChanged(devices_by_uuid=self.view.devices_by_uuid))
         self.note_change()
         return True
+
+    def set_foreign(self, mib_by_uuid: Mapping[str, int]) -> None:
+        """Store the memory of each device that no allocation covers."""
+        if self._foreign_by_uuid != mib_by_uuid:
+            self._foreign_by_uuid = dict(mib_by_uuid)
+            self.note_change()
+
+    def foreign_mib(self, uuid: str) -> int:
+        """Return the memory of the device that no allocation covers.
+
+        Before the first sample it is that of the registry's record, so that a restart of the agent
+        does not offer the memory.
+        """
+        if self._foreign_by_uuid is None:
+            device = self.view.devices_by_uuid.get(uuid)
+            return device.foreign_mib if device is not None else 0
+        return self._foreign_by_uuid.get(uuid, 0)
 
     def is_unreadable(self, listed: Collection[tuple[str, str]], resource: str) -> str:
         """Return why a call for ``resource`` may be for a pod that cannot be read; empty if not.

@@ -10,7 +10,7 @@ CLOCK_MONOTONIC, which all containers of a host share.
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import BreachBook, Outcome, Process, pause_s
+from hami_nodeagent.core.foreign import ForeignBook, foreign_mib
 from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
@@ -50,6 +51,8 @@ from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
 _NS_PER_S = 1e9
 _SHARED_MODES = ("soft", "timeslice")
 """In mode ``mps`` the driver attributes the clients' use to the server."""
+_UNDIVIDED_MODES = (*_SHARED_MODES, "whole")
+"""Modes in which each process uses memory of the whole device."""
 _IDLE = 3
 """Samples in a row without a change, after which the next ones are taken less often."""
 
@@ -77,6 +80,7 @@ class UsageWatch:
             for driver in drivers
         }
         self._going_by_vendor: dict[str, Outcome] = {}
+        self._foreign = ForeignBook(settings.usage.foreign)
         self._processes_by_uuid: Mapping[str, Sequence[Process]] = {}
         self._use_by_instance: Mapping[tuple[str, str], InstanceUsage] = {}
         """Last usage that drivers reported per hardware partition: (device UUID, partition id)."""
@@ -124,6 +128,9 @@ class UsageWatch:
                 is_retried=False,
             )
         self._processes_by_uuid = processes_by_uuid
+        self._site.quarantine.call(
+            "usage", "foreign", partial(self._note_foreign, processes_by_uuid)
+        )
         self._use_by_instance = {
             (usage.uuid, one.instance_id): one for usage in usages for one in usage.instances
         }
@@ -153,10 +160,22 @@ class UsageWatch:
         processes_by_uuid |= processes
         # The grants may have changed while the driver was queried.
         outcome = self._book_by_vendor[driver.vendor].look(
-            self._holders(), self._judged(processes), now_s=self._site.clock.monotonic_s()
+            self._holders(),
+            self._in_modes(processes, _SHARED_MODES),
+            now_s=self._site.clock.monotonic_s(),
         )
         self._going_by_vendor[driver.vendor] = outcome
         await self._teller.tell(outcome, driver.vendor)
+
+    def _note_foreign(self, processes_by_uuid: Mapping[str, Sequence[Process]]) -> None:
+        """Let the next report name the memory that processes without an allocation use."""
+        holders, breach = self._holders(), self._site.settings.usage.breach
+        found = {
+            uuid: foreign_mib([one for one in holders if one.uuid == uuid], processes, breach)
+            for uuid, processes in self._in_modes(processes_by_uuid, _UNDIVIDED_MODES).items()
+        }
+        self._foreign.look(found, self._picture.view.devices_by_uuid)
+        self._picture.set_foreign(self._foreign.reported)
 
     async def rows(self) -> tuple[Row, ...]:
         """Return the current usage by regions, with the drivers' figures of the last sample."""
@@ -319,15 +338,15 @@ class UsageWatch:
             self._picture.view.devices_by_uuid,
         )
 
-    def _judged(
-        self, processes_by_uuid: Mapping[str, Sequence[Process]]
+    def _in_modes(
+        self, processes_by_uuid: Mapping[str, Sequence[Process]], modes: Collection[str]
     ) -> dict[str, Sequence[Process]]:
-        """Return the processes on known devices that are shared without hardware partitions."""
+        """Return the processes on known devices in one of these modes."""
         devices = self._picture.view.devices_by_uuid
         return {
             uuid: processes
             for uuid, processes in processes_by_uuid.items()
-            if uuid in devices and devices[uuid].mode in _SHARED_MODES
+            if uuid in devices and devices[uuid].mode in modes
         }
 
     def _read_regions(

@@ -29,7 +29,7 @@ CAUSES: Final = (
 )
 """Causes of free memory that cannot be given: the agent is silent, the device is unhealthy or
 cordoned, one share has it exclusively, its slots or its compute are used up, no hardware partition
-of its mode fits, or processes without an allocation use the memory.
+of its mode fits, or processes outside HAMi use the memory.
 """
 TOP: Final = 5
 """Namespaces that are listed per model."""
@@ -44,17 +44,15 @@ class Offer(NamedTuple):
     """One of ``CAUSES`` when it can give none although memory is free, else empty."""
     free_mib: int
     """Memory that is not booked."""
-    foreign_mib: int
-    """Memory that is in use without an allocation."""
 
 
-def offer_of(device: Device, booked: Booked, *, foreign_mib: int) -> Offer:
+def offer_of(device: Device, booked: Booked) -> Offer:
     """Return the largest share; whether the agent is silent is not considered."""
     free_mib = max(0, device.capacity_mib - booked.memory_mib)
     core_pct = max(0, device.capacity_core_pct - booked.core_pct)
-    memory_mib, cause = max(0, free_mib - foreign_mib), ""
+    memory_mib, cause = max(0, free_mib - device.foreign_mib), ""
     if device.largest_mib and device.overcommit == RECALL:
-        memory_mib = min(memory_mib, device.largest_mib)
+        memory_mib = min(memory_mib, max(0, device.largest_mib - device.foreign_mib))
     if not device.healthy:
         cause = "unhealthy"
     elif device.cordoned:
@@ -69,8 +67,10 @@ def offer_of(device: Device, booked: Booked, *, foreign_mib: int) -> Offer:
             key=lambda one: (one.memory_mib, one.core_pct),
             default=None,
         )
-        if best is None or foreign_mib > free_mib - best.memory_mib:
-            cause = "mode" if best is None else "foreign"
+        if best is None:
+            cause = "mode"
+        elif best.memory_mib > memory_mib:
+            cause = "foreign"
         else:
             memory_mib, core_pct = best.memory_mib, best.core_pct
     elif not core_pct and device.capacity_core_pct:
@@ -79,7 +79,7 @@ def offer_of(device: Device, booked: Booked, *, foreign_mib: int) -> Offer:
         cause = "foreign"
     if cause or not memory_mib:
         memory_mib = core_pct = 0
-    return Offer(memory_mib, core_pct, cause if free_mib else "", free_mib, foreign_mib)
+    return Offer(memory_mib, core_pct, cause if free_mib else "", free_mib)
 
 
 def _spot(device: Device, parts: Mapping[str, int], profile: Profile) -> str | None:
@@ -112,7 +112,7 @@ def fitting(device: Device, booked: Booked, offer: Offer, *, memory_mib: int, co
     slots = device.slots - booked.slots
     if device.partitions:
         return min(slots, _partitions(device, booked, memory_mib, core_pct))
-    by_memory = max(0, offer.free_mib - offer.foreign_mib) // memory_mib
+    by_memory = max(0, offer.free_mib - device.foreign_mib) // memory_mib
     # The first share without a compute limit needs some compute left, and takes none.
     by_core = (device.capacity_core_pct - booked.core_pct) // core_pct if core_pct else slots
     return min(slots, by_memory, by_core)
@@ -198,7 +198,7 @@ class ModelCapacity(Struct, frozen=True, kw_only=True):
     free_mib: int
     """Memory that is not booked, stranded memory included."""
     foreign_mib: int
-    """Memory that is in use without an allocation."""
+    """Memory in use that no allocation covers."""
     largest_mib: int
     """Memory of the largest share that can still be given; 0: none."""
     largest_core_pct: int
@@ -260,8 +260,8 @@ def _model(
     for one in devices:
         cause = "silent" if one.is_silent and one.offer.free_mib else one.offer.cause
         lost_mib = one.offer.free_mib
-        if not cause and one.offer.foreign_mib:
-            cause, lost_mib = "foreign", min(lost_mib, one.offer.foreign_mib)
+        if not cause and one.device.foreign_mib:
+            cause, lost_mib = "foreign", min(lost_mib, one.device.foreign_mib)
         if cause and lost_mib:
             counts[cause] += 1
             stranded[cause] += lost_mib
@@ -273,7 +273,7 @@ def _model(
         devices_offering=len(offering),
         capacity_mib=sum(one.device.capacity_mib for one in devices),
         free_mib=sum(one.offer.free_mib for one in devices),
-        foreign_mib=sum(one.offer.foreign_mib for one in devices),
+        foreign_mib=sum(one.device.foreign_mib for one in devices),
         largest_mib=largest.offer.memory_mib if largest else 0,
         largest_core_pct=largest.offer.core_pct if largest else 0,
         largest_on=largest.node if largest else "",

@@ -31,7 +31,7 @@ MAX_SCALING = float(SCALING_MOST)
 FULL_CORE_PCT = 100
 SOFT = "soft"
 """Mode of devices whose shares the in-container library enforces."""
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Incremented when the same configuration and facts yield other devices: part of the digest."""
 
 _VENDORS = Catalog.from_settings().vendors
@@ -57,6 +57,8 @@ class Use(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Allocatable compute as a factor of one device (HAMi: deviceCoreScaling)."""
     reserved_mib: int = 0
     """Physical memory reserved for processes outside our control."""
+    ignore_foreign: bool = False
+    """New shares may get memory that processes outside our control use beyond ``reserved_mib``."""
     hidden: bool = False
     """The device is not published at all."""
     cordoned: bool = False
@@ -78,6 +80,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     overcommit: Overcommit | None = None
     core_scaling: float | None = None
     reserved_mib: int | None = None
+    ignore_foreign: bool | None = None
     hidden: bool | None = None
     cordoned: bool | None = None
 
@@ -104,6 +107,8 @@ class Defaults(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     """
     core_scaling: float = 1.0
     reserved_mib: int = 0
+    ignore_foreign: bool = False
+    """Offer memory that processes outside HAMi use, see docs/fleet.md: foreign use."""
 
 
 class DeviceConfig(
@@ -206,6 +211,7 @@ def use_of(config: DeviceConfig, node: str, facts: DeviceFacts) -> Use:
         overcommit=d.overcommit,
         core_scaling=d.core_scaling,
         reserved_mib=d.reserved_mib,
+        ignore_foreign=d.ignore_foreign,
     )
     for rule in config.rules:
         if rule.matches(node, facts):
@@ -281,6 +287,7 @@ def canonical_device(
         capacity_mib=capacity_mib,
         overcommit=RECALL if is_recalled else MANAGED,
         largest_mib=physical_mib if is_recalled else 0,
+        foreign_mib=_foreign_mib(use, facts),
         capacity_core_pct=core_pct,
         slots=min(use.slots, facts.max_shares) if facts.max_shares else use.slots,
         minor=facts.minor,
@@ -295,3 +302,8 @@ def canonical_device(
         memory_cap=facts.memory_cap,
         attributes=facts.attributes,
     )
+
+
+def _foreign_mib(use: Use, facts: DeviceFacts) -> int:
+    """Return the memory that new shares do not get because processes outside our control use it."""
+    return 0 if use.ignore_foreign else max(0, facts.foreign_mib - use.reserved_mib)

@@ -9,7 +9,7 @@ it is comparable between replicas, so that a reader can go on at another one. Me
 in percent of one device, times in Unix seconds.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -17,7 +17,6 @@ from zlib import crc32
 from msgspec import Struct
 
 from hami_common.errors import RequestInvalid
-from hami_common.events.usage import UsageRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, booked_by_device
 from hami_registry.core.capacity import Offer, offer_of
@@ -30,8 +29,7 @@ EXCLUSIVE: Final = 4
 ABSENT: Final = -1
 """``ShareColumns.device`` of a device that its node no longer reports."""
 
-BUCKETS: Final = ("devices", "ledger", "states")
-SOURCES: Final = (*BUCKETS, "usage")
+SOURCES: Final = ("devices", "ledger", "states")
 T = TypeVar("T", bound=Struct)
 
 
@@ -41,7 +39,6 @@ class Position(NamedTuple):
     devices: int = 0
     ledger: int = 0
     states: int = 0
-    usage: int = 0
     bus: int = 0
     """Checksum of the identities of the buckets' streams: a bus that lost its data has others."""
 
@@ -104,7 +101,7 @@ class DeviceColumns(Struct, frozen=True, kw_only=True):
     without position counts it.
     """
     foreign_mib: tuple[int, ...]
-    """Memory in use that belongs to no allocation."""
+    """Memory in use that no allocation covers; it is not offered."""
     offer_mib: tuple[int, ...]
     """Memory of the largest share that it can still give."""
     offer_core_pct: tuple[int, ...]
@@ -231,12 +228,10 @@ class Block(Struct, frozen=True, kw_only=True):
 class Fleet:
     """Blocks of all nodes, and what changed in them since any position."""
 
-    def __init__(self, projection: Projection, *, foreign_margin_mib: int) -> None:
-        """Unaccounted memory of a device up to ``foreign_margin_mib`` is not foreign use."""
+    def __init__(self, projection: Projection) -> None:
+        """Start without any node."""
         self._projection = projection
-        self._margin_mib = foreign_margin_mib
         self._blocks: dict[str, Block] = {}
-        self._foreign: dict[str, Mapping[str, int]] = {}
         self._read = dict.fromkeys(SOURCES, 0)
         self._changed_at: dict[str, dict[str, int]] = {source: {} for source in SOURCES}
         """Newest revision that changed a node, by source and node."""
@@ -260,22 +255,6 @@ class Fleet:
         self._changed_at[source][node] = max(revision, read + 1)
         self._read[source] = max(revision, read)
         self._dirty.add(node)
-
-    def usage_seen(self, revision: int, usage: UsageRecord) -> None:
-        """Fold the usage of a node's devices."""
-        own: dict[str, int] = {}
-        for share in usage.shares:
-            own[share.uuid] = own.get(share.uuid, 0) + share.used_mib
-        whole = {share.uuid for share in usage.shares if share.is_whole}
-        found = {
-            one.uuid: unaccounted
-            for one in usage.devices
-            if one.uuid not in whole
-            and (unaccounted := one.used_mib - own.get(one.uuid, 0)) > self._margin_mib
-        }
-        if found != self._foreign.get(usage.node):
-            self._foreign[usage.node] = found
-            self.seen("usage", revision, usage.node)
 
     def complete(self, source: str, identity: str = "") -> None:
         """Note that all stored entries of ``source`` were folded: from here on changes are known.
@@ -342,9 +321,8 @@ class Fleet:
             return None
         if any(known[s] < self._floor[s] for s in SOURCES):
             return None
-        # A position ahead of ours: this replica is behind. Replicas count usage differently,
-        # because only a changed amount counts.
-        if any(known[s] > self._read[s] for s in BUCKETS):
+        # A position ahead of ours: this replica is behind.
+        if any(known[s] > self._read[s] for s in SOURCES):
             return None
         nodes = {
             node
@@ -368,7 +346,6 @@ class Fleet:
             key=lambda device: (device.vendor, device.index),
         )
         places = {device.uuid: number for number, device in enumerate(devices)}
-        foreign = self._foreign.get(node, {})
         total: dict[str, Booked] = {}
         allocations = []
         for view in self._projection.live_of(node):
@@ -398,7 +375,7 @@ class Fleet:
             )
             allocations.append((row, shares))
         offers = [
-            (device, held, offer_of(device, held, foreign_mib=foreign.get(device.uuid, 0)))
+            (device, held, offer_of(device, held))
             for device in devices
             for held in (total.get(device.uuid, NOTHING),)
         ]
@@ -432,7 +409,7 @@ def _device_row(device: Device, booked: Booked, offer: Offer) -> _DeviceRow:
             part if count == 1 else f"{count} {part}"
             for part, count in sorted(booked.parts.items())
         ),
-        foreign_mib=offer.foreign_mib,
+        foreign_mib=device.foreign_mib,
         offer_mib=offer.memory_mib,
         offer_core_pct=offer.core_pct,
         stranded_by=offer.cause,

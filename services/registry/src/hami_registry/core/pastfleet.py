@@ -4,7 +4,7 @@
 Events are those of the ledger, its states and the devices, in stream order from the oldest stored
 one on. Devices and allocations without an event up to that time are older than the stream, or did
 not exist: the present devices are used then, and a present allocation that was reserved before that
-time. Foreign use and silent agents are unknown. Times in Unix seconds.
+time. Silent agents are unknown. Times in Unix seconds.
 """
 
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -58,7 +58,7 @@ class PastFleet:
                 self.record_seen(key, 1, record)
                 if key in present.states:
                     self._projection.state_seen(key, 1, present.states[key])
-        fleet = Fleet(self._projection, foreign_margin_mib=0)
+        fleet = Fleet(self._projection)
         for node in self._nodes:
             fleet.seen("ledger", 0, node)
         fleet.rebuild(len(self._nodes))

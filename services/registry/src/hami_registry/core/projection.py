@@ -49,6 +49,8 @@ class DeviceView(Struct, frozen=True, kw_only=True):
     slots: int
     booked_slots: int
     exclusive: bool
+    foreign_mib: int
+    """Memory in use that no allocation covers; new shares do not get it."""
     healthy: bool
     health_reason: str
     cordoned: bool
@@ -285,6 +287,7 @@ class Projection:
                 slots=device.slots,
                 booked_slots=held.slots,
                 exclusive=held.exclusive,
+                foreign_mib=device.foreign_mib,
                 healthy=device.healthy,
                 health_reason=device.health_reason,
                 cordoned=device.cordoned,

@@ -228,8 +228,8 @@ OPERATIONS: tuple[Operation, ...] = (
         text=(
             "All nodes, devices and allocations in columns, compressed with gzip for callers that "
             "accept it. With a namespace: only its allocations; use by others is in the devices' "
-            "amounts. With at: as of that time, rebuilt from events; foreign use and silent agents "
-            "are unknown then, and the id is no position of the live fleet."
+            "amounts. With at: as of that time, rebuilt from events; silent agents are unknown "
+            "then, and the id is no position of the live fleet."
         ),
         answer=FleetDocument,
         parameters=(

@@ -21,15 +21,10 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from hami_common.bus import subjects
-from hami_common.errors import Unavailable, WireInvalid
-from hami_common.events import codec
-from hami_common.events.usage import UsageRecord
+from hami_common.errors import Unavailable
 from hami_common.ports import Clock
-from hami_common.runtime.natsio import Bus, Delivery, pull_events
 from hami_common.runtime.natsio.history import History
 from hami_common.runtime.places import Places
-from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core import fleet as packing
 from hami_registry.core.capacity import CAUSES, Capacity, Measured, Share, measure
 from hami_registry.core.fleet import EXCLUSIVE, Block, Fleet, Position
@@ -126,7 +121,6 @@ class FleetFeed:
         *,
         projection: Projection,
         history: History,
-        foreign_margin_mib: int,
         clock: Clock,
         metrics: Metrics,
         places: Places,
@@ -135,8 +129,7 @@ class FleetFeed:
         """``places`` bounds the viewers, each of which has a queue of ``queue_size`` events."""
         self._projection = projection
         self._history = history
-        self._fleet = Fleet(projection, foreign_margin_mib=foreign_margin_mib)
-        self._fleet.complete("usage")
+        self._fleet = Fleet(projection)
         self._clock = clock
         self._metrics = metrics
         self._places = places
@@ -164,28 +157,6 @@ class FleetFeed:
         self._fleet.reset(source)
         self._snapshots.clear()
         self._end_all(_LOST)
-
-    async def follow_usage(self, bus: Bus, quarantine: Quarantine) -> None:
-        """Read the usage of all nodes indefinitely."""
-        async with pull_events(
-            bus,
-            subjects.EVENTS_STREAM,
-            filter_subjects=(f"{subjects.EVENT_PREFIX}.usage.*",),
-            deliver="last_per_subject",
-        ) as deliveries:
-            async for delivery in deliveries:
-                # No retry: the next message of the node replaces this one.
-                await quarantine.once("usage", partial(self._take_usage, delivery))
-                await delivery.ack()
-
-    def _take_usage(self, delivery: Delivery) -> None:
-        try:
-            usage = codec.decode_on(delivery.subject, delivery.data, UsageRecord)
-        except WireInvalid as error:
-            self._metrics.values_malformed.labels(origin="usage").inc()
-            _log.warning("usage skipped", extra={"problem": str(error)})
-            return
-        self._fleet.usage_seen(delivery.sequence, usage)
 
     # --- events ---------------------------------------------------------------------------------
 
