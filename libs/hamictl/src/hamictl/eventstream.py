@@ -18,24 +18,13 @@ import msgspec
 
 from hami_common.bus import subjects
 from hami_common.errors import Denied, SettingsInvalid, Unavailable, WireInvalid
+from hami_common.events.catalog import FAMILIES
 from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio import Bus
 from hamictl.errors import InputRefused, Unreachable
 
-KINDS = (
-    "allocation",
-    "state",
-    "device",
-    "partition",
-    "decision",
-    "admission",
-    "usage",
-    "idle",
-    "idleaction",
-    "breach",
-    "policy",
-)
+KINDS = tuple(one.word for one in FAMILIES)
 START_S = 5.0
 POLL_S = 0.3
 _NOT_FOUND = 404
@@ -212,6 +201,9 @@ def summary(event: Event) -> str:
             text = f"{record.get('change')}, {hours:.2f} device hours lost"
         case "idleaction":
             text = f"{record.get('policy')}: {record.get('outcome')}"
+        case "quarantine":
+            over = "released" if record.get("is_over") else f"{record.get('failures')} failures"
+            text = f"{record.get('service')}: {record.get('kind')}, {over}: {record.get('problem')}"
         case _:
             text = ""
     more = record.get("reason") or record.get("error") or record.get("code") or ""
