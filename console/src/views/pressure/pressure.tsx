@@ -104,6 +104,13 @@ function columns(): Column<Registry.ContainerPressure>[] {
       cell: (one) => <Count value={one.refusals} />,
     },
     {
+      key: "recalls",
+      title: t("pressure.recalls"),
+      align: "right",
+      value: (one) => one.recalls ?? 0,
+      cell: (one) => <Count value={one.recalls ?? 0} />,
+    },
+    {
       key: "neighbor",
       title: t("pressure.busiest"),
       value: (one) => nameOf(busiestOf(one)),
@@ -143,6 +150,14 @@ export function PressureDetails({ container }: { container: Registry.ContainerPr
       <p class="placeholder">
         {container.cause ? t(`pressure.advice.${container.cause}`) : t("pressure.advice.refused")}
       </p>
+      {container.recalled_for?.length ? (
+        <Table
+          label={t("pressure.recalledFor")}
+          rows={container.recalled_for}
+          columns={recalledColumns()}
+          rowKey={(one) => `${one.namespace}/${one.pod}/${one.container} ${one.moved_mib}`}
+        />
+      ) : null}
       {container.devices.map((device) => (
         <section key={device.uuid} aria-label={device.uuid}>
           <p class="placeholder">
@@ -174,6 +189,42 @@ export function PressureDetails({ container }: { container: Registry.ContainerPr
       ))}
     </Card>
   );
+}
+
+function causeOfMove(one: Registry.Recalled): string {
+  if (one.is_requested) return t("pressure.requested");
+  return one.pod ? `${one.namespace}/${one.pod}` : t("pressure.anotherTenant");
+}
+
+function recalledColumns(): Column<Registry.Recalled>[] {
+  return [
+    {
+      key: "pod",
+      title: t("pressure.recalledFor"),
+      value: causeOfMove,
+      cell: (one) =>
+        one.pod ? <PodLink namespace={one.namespace} pod={one.pod} /> : causeOfMove(one),
+    },
+    {
+      key: "container",
+      title: t("pressure.container"),
+      value: (one) => one.container || "–",
+    },
+    {
+      key: "moves",
+      title: t("pressure.recalls"),
+      align: "right",
+      value: (one) => one.moves,
+      cell: (one) => <Count value={one.moves} />,
+    },
+    {
+      key: "moved",
+      title: t("pressure.moved"),
+      align: "right",
+      value: (one) => one.moved_mib,
+      cell: (one) => <Memory mib={one.moved_mib} />,
+    },
+  ];
 }
 
 function neighborColumns(): Column<Registry.Neighbor>[] {

@@ -407,6 +407,7 @@ async def _become_ready(
     usage_events = UsageTeller(
         site=parts.site,
         look=lambda: parts.usage.metrics.look,
+        recalls=lambda: [use for watch in parts.recall for use in watch.uses()],
         publisher=lambda: parts.publisher,
     )
     group.start_soon(keep, "usage events", usage_events.run)

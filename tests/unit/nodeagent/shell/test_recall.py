@@ -255,6 +255,9 @@ async def test_idle_container_is_parked_for_another_and_returns(desk: Desk) -> N
         assert desk.gates.is_open(LOW) is False
         await desk.until(lambda: desk.kube.events() == ["RecallParked"])
         assert desk.metric("hami_recall_parked_bytes") == 500 * MIB
+        (use,) = desk.watch.uses()
+        assert ((use.pod_uid, use.container), (use.for_pod_uid, use.for_container)) == (LOW, HIGH)
+        assert (use.moves, use.moved_mib) == (1, 500)
         assert desk.metric('hami_recall_containers{phase="parked"}') == 1
         desk.site.picture.grants.remove(next(iter(desk.site.picture.grants.of_pod(HIGH[0]))))
         desk.site.picture.note_change()

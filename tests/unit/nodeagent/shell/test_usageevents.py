@@ -11,7 +11,7 @@ import pytest
 from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events.codec import decode
-from hami_common.events.usage import UsageRecord
+from hami_common.events.usage import RecallUse, UsageRecord
 from hami_common.model.device import Device
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.usage import ContainerRow, Counted, Row
@@ -34,6 +34,9 @@ HOLDER = Holder(
     limit_mib=3000,
     core_pct=30,
     allocation_id="a1",
+)
+RECALLS = (
+    RecallUse(namespace="default", pod="a", pod_uid="u", container="main", moves=2, moved_mib=9),
 )
 LOOK = Look(
     rows=(Row(holder=HOLDER, used_bytes=(2100 << 20) + 5, core_pct=28),),
@@ -80,7 +83,10 @@ class FakeBus:
 def teller(directory: Path, look: Look = LOOK, **usage: Any) -> tuple[UsageTeller, FakeBus]:
     bus: Any = FakeBus()
     site = make_site(directory, usage=UsageSettings(**usage))
-    return UsageTeller(site=site, look=lambda: look, publisher=lambda: bus), bus
+    telling = UsageTeller(
+        site=site, look=lambda: look, recalls=lambda: RECALLS, publisher=lambda: bus
+    )
+    return telling, bus
 
 
 async def test_one_message_reports_all_containers_and_devices(tmp_path: Path) -> None:
@@ -88,6 +94,7 @@ async def test_one_message_reports_all_containers_and_devices(tmp_path: Path) ->
     await telling.tell()
     ((subject, record, headers),) = bus.published
     assert subject == subjects.usage_event(record.node)
+    assert record.recalls == RECALLS
     assert headers["ce-type"] == "io.hami.usage.sampled.v1"
     assert headers["ce-source"] == f"/nodeagent/{record.node}"
     (share,), (container,), (device,) = record.shares, record.containers, record.devices

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
+from hami_common.events.usage import ContainerUsage, RecallUse, ShareUsage, UsageRecord
 from hami_registry.core.pressure import ContainerPressure, PressureFold
 
 
@@ -119,3 +119,47 @@ def test_refusals_alone_have_no_cause_of_waiting() -> None:
         ((counted("a"),), (share("a"),)), ((counted("a", refusals=1),), (share("a"),))
     )
     assert (found.cause, found.refusals) == ("", 1)
+
+
+def recall(pod: str, cause: str, moves: int, mib: int) -> RecallUse:
+    return RecallUse(
+        namespace="team-" + pod[0],
+        pod=pod,
+        pod_uid=f"uid-{pod}",
+        container="main",
+        for_namespace="team-" + cause[0] if cause else "",
+        for_pod=cause,
+        for_pod_uid=f"uid-{cause}" if cause else "",
+        for_container="main" if cause else "",
+        moves=moves,
+        moved_mib=mib,
+    )
+
+
+def test_moves_to_the_host_are_listed_with_the_container_that_needed_the_memory() -> None:
+    fold = PressureFold()
+    records = (
+        (recall("a", "b", 2, 4000),),
+        (recall("a", "b", 5, 9000), recall("a", "", 1, 100)),
+        (recall("a", "b", 1, 700), recall("a", "", 1, 100)),  # the agent was restarted
+    )
+    for seq, recalls in enumerate(records):
+        fold.seen(
+            UsageRecord(
+                node="n",
+                boot_id="1",
+                seq=seq,
+                time_s=60.0 * seq,
+                containers=(counted("a"), counted("b")),
+                shares=(share("a"), share("b")),
+                recalls=recalls,
+            )
+        )
+
+    def found(namespace: str) -> list[tuple[bool, str, int, int]]:
+        (one,) = fold.items(priority=lambda *_: None, namespace=namespace)
+        assert (one.pod, one.recalls, one.cause) == ("a", 5, "")
+        return [(r.is_requested, r.pod, r.moves, r.moved_mib) for r in one.recalled_for]
+
+    assert found("") == [(False, "b", 4, 5700), (True, "", 1, 100)]
+    assert found("team-a") == [(False, "", 4, 5700), (True, "", 1, 100)]

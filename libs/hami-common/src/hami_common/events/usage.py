@@ -82,6 +82,23 @@ class DeviceUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     core_pct: Amount = 0
 
 
+class RecallUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Moves of a container's device memory to the host for one reason; counters."""
+
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    container: Label
+    for_namespace: Label = ""
+    """Namespace of the container that waited for the memory. It, ``for_pod`` and the others are
+    empty where no container waited: an idle container was parked by request."""
+    for_pod: Name = ""
+    for_pod_uid: Uid = ""
+    for_container: Label = ""
+    moves: Counter = 0
+    moved_mib: Counter = 0
+
+
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Usage on one node at one moment."""
 
@@ -94,3 +111,4 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: Annotated[tuple[ShareUsage, ...], Meta(max_length=LIST_MOST)] = ()
     containers: Annotated[tuple[ContainerUsage, ...], Meta(max_length=LIST_MOST)] = ()
     devices: Annotated[tuple[DeviceUse, ...], Meta(max_length=LIST_MOST)] = ()
+    recalls: Annotated[tuple[RecallUse, ...], Meta(max_length=LIST_MOST)] = ()

@@ -51,8 +51,24 @@ class DevicePressure(msgspec.Struct, frozen=True, kw_only=True):
     neighbors: tuple[Neighbor, ...]
 
 
+class Recalled(msgspec.Struct, frozen=True, kw_only=True):
+    """Moves of a container's device memory to the host for one reason."""
+
+    is_requested: bool
+    namespace: str
+    pod: str
+    container: str
+    moves: int
+    moved_mib: int
+
+    def __str__(self) -> str:
+        name = f"{self.namespace}/{self.pod}" if self.pod else "another tenant"
+        name = "a request" if self.is_requested else name
+        return f"{name} ({self.moves} x, {self.moved_mib} MiB)"
+
+
 class ContainerPressure(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting and refusals of one container."""
+    """Waiting, refusals and moves of one container."""
 
     namespace: str
     pod: str
@@ -63,6 +79,8 @@ class ContainerPressure(msgspec.Struct, frozen=True, kw_only=True):
     device_time_s: float
     cause: str
     devices: tuple[DevicePressure, ...]
+    recalls: int = 0
+    recalled_for: tuple[Recalled, ...] = ()
 
     @property
     def busiest(self) -> str:
@@ -127,7 +145,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 @options.registry_option
 @options.format_option
 def pressure(namespace: str, node: str, hours: str, registry: str, format_: str) -> None:
-    """List containers that waited or were refused memory."""
+    """List containers that waited, were refused memory or moved to the host."""
     answer = client.read(
         Pressure, registry, "/v1/pressure", namespace=namespace, node=node, hours=hours
     )
@@ -143,6 +161,8 @@ def pressure(namespace: str, node: str, hours: str, registry: str, format_: str)
         "REFUSALS",
         "CAUSE",
         "NEIGHBOR",
+        "RECALLS",
+        "RECALLED FOR",
     ]
     rows = [
         [
@@ -154,10 +174,16 @@ def pressure(namespace: str, node: str, hours: str, registry: str, format_: str)
             one.refusals,
             CAUSES.get(one.cause, one.cause),
             one.busiest,
+            one.recalls,
+            ", ".join(map(str, one.recalled_for)) or "-",
         ]
         for one in answer.items
     ]
-    output.table(headings, rows, empty="No container waited or was refused memory.")
+    output.table(
+        headings,
+        rows,
+        empty="No container waited or was refused memory, and none was moved to the host.",
+    )
 
 
 @click.command()

@@ -164,6 +164,8 @@ class PodEvent(Struct, frozen=True, kw_only=True):
     reason: Reason | Literal[""] = ""
     moved_mib: int = 0
     took_s: float = 0.0
+    wanted_by: ContainerKey | None = None
+    """Of ``RecallParked``: the container that waited for the memory; ``None``: none did."""
 
 
 class Evict(Struct, frozen=True, kw_only=True):
@@ -245,6 +247,8 @@ class _Container:
     """The driver does not list memory of the parked container."""
     is_reverting: bool = False
     """It returns because it could not be parked."""
+    wanted_by: ContainerKey | None = None
+    """Container for which it was parked last."""
     had_gate: bool = False
     is_recovered: bool = False
     """An earlier run of the agent created the gate: its processes may be in any state."""
@@ -736,7 +740,7 @@ class Recaller:
                 continue
             if not facts.is_helper_ready and _holding_memory(one):
                 continue
-            if self._begin_parking(one, facts):
+            if self._begin_parking(one, facts, wanted_by=container.key):
                 staying.remove(one)
         return True
 
@@ -786,13 +790,15 @@ class Recaller:
                 left_mib[uuid] -= one.tenant.limit_mib[uuid]
         return {uuid for uuid, mib in left_mib.items() if mib < 0}
 
-    def _begin_parking(self, container: _Container, facts: Facts) -> bool:
+    def _begin_parking(
+        self, container: _Container, facts: Facts, *, wanted_by: ContainerKey | None = None
+    ) -> bool:
         refused = self._refusal(container)
         if refused is not None:
             self._refuse(container, refused, facts.now_s)
             return False
         container.reports.clear()
-        container.began_s = facts.now_s
+        container.began_s, container.wanted_by = facts.now_s, wanted_by
         container.enter("draining", facts.now_s)
         self._set_gate(container, is_open=False)
         return True
@@ -880,6 +886,7 @@ class Recaller:
                 reason=reason,
                 moved_mib=moved_mib,
                 took_s=took_s,
+                wanted_by=container.wanted_by if event == "RecallParked" else None,
             )
         )
 

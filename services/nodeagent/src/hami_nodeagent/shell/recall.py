@@ -17,12 +17,14 @@ from typing import get_args
 import anyio
 import anyio.to_thread
 
+from hami_common.bounds import LIST_MOST
 from hami_common.errors import HamiError, NotFound
+from hami_common.events.usage import RecallUse
 from hami_common.ports import KubeApi
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.units import MIB_BYTES
-from hami_nodeagent.core.holders import holders_of
-from hami_nodeagent.core.priorities import ContainerKey
+from hami_nodeagent.core.holders import Holder, holders_of
+from hami_nodeagent.core.priorities import ContainerKey, key_of
 from hami_nodeagent.core.recall import (
     LOST,
     Action,
@@ -117,6 +119,9 @@ class RecallWatch:
         self._usages: Sequence[DeviceUsage] = ()
         self._memory_read_s = 0.0
         self._told_s: dict[tuple[ContainerKey, str], float] = {}
+        self._uses: dict[tuple[ContainerKey, ContainerKey | None], RecallUse] = {}
+        """Moves since the start of the agent, by moved and waiting container."""
+        self._holder_by_key: dict[ContainerKey, Holder] = {}
         self._to_evict: set[ContainerKey] = set()
         self._has_run = False
         self._acted_s = 0.0
@@ -204,6 +209,7 @@ class RecallWatch:
         holders = holders_of(
             self._picture.entries_by_uid, self._picture.pods, self._picture.grants, devices
         )
+        self._holder_by_key = {key_of(one): one for one in holders}
         groups = groups_of(holders, devices, lambda key: self._gates.is_open(key) is not None)
         self._containers = {
             container_id: (pod.uid, container)
@@ -274,10 +280,36 @@ class RecallWatch:
         if operation is not None:
             metrics.seconds.labels(operation=operation).observe(event.took_s)
             metrics.moved.labels(operation=operation).inc(event.moved_mib * MIB_BYTES)
+            if operation == "park":
+                self._note_move(event)
         else:
             metrics.failures.labels(reason=event.reason).inc()
         extra = {"container": "/".join(event.key), "text": event.text}
         _log.log(logging.WARNING if operation is None else logging.INFO, event.event, extra=extra)
+
+    def _note_move(self, event: PodEvent) -> None:
+        """Count a move for the usage messages, with the container that waited for the memory."""
+        moved = self._holder_by_key.get(event.key)
+        cause = self._holder_by_key.get(event.wanted_by) if event.wanted_by is not None else None
+        if moved is None:
+            return
+        known = self._uses.get((event.key, event.wanted_by))
+        self._uses[event.key, event.wanted_by] = RecallUse(
+            namespace=moved.namespace,
+            pod=moved.pod,
+            pod_uid=moved.pod_uid,
+            container=moved.container,
+            for_namespace=cause.namespace if cause is not None else "",
+            for_pod=cause.pod if cause is not None else "",
+            for_pod_uid=cause.pod_uid if cause is not None else "",
+            for_container=cause.container if cause is not None else "",
+            moves=(known.moves if known is not None else 0) + 1,
+            moved_mib=(known.moved_mib if known is not None else 0) + event.moved_mib,
+        )
+
+    def uses(self) -> tuple[RecallUse, ...]:
+        """Return the moves of the present containers since the start of the agent."""
+        return tuple(self._uses.values())[-LIST_MOST:]
 
     # Reports to the API server, which nothing waits for
 
@@ -320,6 +352,7 @@ class RecallWatch:
         keys = {one.key for one in shown}
         self._told_s = {what: at for what, at in self._told_s.items() if what[0] in keys}
         self._to_evict &= keys
+        self._uses = {pair: use for pair, use in self._uses.items() if pair[0] in keys}
 
     async def _evict(self) -> None:
         """Request the evictions that were not accepted yet."""

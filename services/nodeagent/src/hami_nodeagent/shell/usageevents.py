@@ -9,13 +9,13 @@ seconds.
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hami_common.bounds import INT64_MAX
 from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events.codec import encode, event_headers
-from hami_common.events.usage import ContainerUsage, DeviceUse, ShareUsage, UsageRecord
+from hami_common.events.usage import ContainerUsage, DeviceUse, RecallUse, ShareUsage, UsageRecord
 from hami_common.ports import Publisher
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.usage import ContainerRow, Row
@@ -37,11 +37,13 @@ class UsageTeller:
         *,
         site: Site,
         look: Callable[[], Look],
+        recalls: Callable[[], Sequence[RecallUse]],
         publisher: Callable[[], Publisher | None],
     ) -> None:
         """``look`` returns the last sample, ``publisher`` ``None`` before the first connection."""
         self._site = site
         self._look = look
+        self._recalls = recalls
         self._publisher = publisher
         self._every_s = site.settings.usage.event_s
 
@@ -93,6 +95,7 @@ class UsageTeller:
                 )
                 for device, usage in look.devices
             ),
+            recalls=tuple(self._recalls()),
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates which containers waited, were refused memory, and which neighbors used their devices.
+"""Evaluates which containers waited, were refused memory or were moved to the host, and for whom.
 
 Input are usage records of nodes in the order of their stream; their counters grow over the life of
 a container, so differences are taken. A launch waits for one of two reasons (limiter-compute.md):
@@ -14,7 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
+from hami_common.events.usage import ContainerUsage, RecallUse, ShareUsage, UsageRecord
 
 Cause = Literal["", "limit", "priority", "both"]
 """Reason of waiting: the own compute limit, higher priorities, or both are possible."""
@@ -56,6 +56,20 @@ class DevicePressure(Struct, frozen=True, kw_only=True):
     """Most device time first."""
 
 
+class Recalled(Struct, frozen=True, kw_only=True):
+    """Moves of a container's device memory to the host for one reason."""
+
+    is_requested: bool
+    """No container waited for the memory: an idle container was parked by request."""
+    namespace: str
+    """Of the container that waited for the memory. Empty together with pod and container where none
+    did, or where it is in a namespace that the caller may not read."""
+    pod: str
+    container: str
+    moves: int
+    moved_mib: int
+
+
 class ContainerPressure(Struct, frozen=True, kw_only=True):
     """One container, with the increase of its counters in the time that was read."""
 
@@ -78,6 +92,10 @@ class ContainerPressure(Struct, frozen=True, kw_only=True):
     cause: Cause
     """Reason for which launches waited; empty: none did."""
     devices: tuple[DevicePressure, ...]
+    recalls: int = 0
+    """Moves of its device memory to the host."""
+    recalled_for: tuple[Recalled, ...] = ()
+    """The same by the container that waited for the memory, most moves first."""
 
 
 class _Counted(Struct, kw_only=True):
@@ -101,6 +119,14 @@ class _Shared(Struct, kw_only=True):
     samples: int = 0
 
 
+class _Moved(Struct, kw_only=True):
+    """Moves of one container for another one."""
+
+    last: RecallUse
+    moves: int = 0
+    moved_mib: int = 0
+
+
 Key = tuple[str, str]
 """Pod UID and container."""
 
@@ -111,6 +137,8 @@ class _Node(Struct, kw_only=True):
     containers: dict[Key, _Counted] = {}
     shares: dict[str, dict[Key, _Shared]] = {}
     """By UUID."""
+    moved: dict[Key, dict[Key, _Moved]] = {}
+    """By moved and waiting container."""
 
 
 class PressureFold:
@@ -126,12 +154,14 @@ class PressureFold:
             _count(node, one, record.time_s)
         for share in record.shares:
             _sample(node, share)
+        for use in record.recalls:
+            _move(node, use)
         node.is_known = True
 
     def items(
         self, *, priority: Callable[[str, str], int | None], namespace: str = ""
     ) -> list[ContainerPressure]:
-        """Return the containers that waited or were refused, the longest waiting first.
+        """Return the containers that waited, were refused or moved, the longest waiting first.
 
         ``priority`` returns that of a container by pod UID and name. With ``namespace`` only its
         containers; neighbors of others keep their amounts and lose their names.
@@ -140,9 +170,12 @@ class PressureFold:
             one
             for name, node in self._nodes.items()
             for one in _evaluated(name, node, priority, namespace)
-            if one.waited_s > 0 or one.refusals > 0
+            if one.waited_s > 0 or one.refusals > 0 or one.recalls > 0
         ]
-        return sorted(found, key=lambda one: (-one.waited_s, -one.refusals, one.namespace, one.pod))
+        return sorted(
+            found,
+            key=lambda one: (-one.waited_s, -one.refusals, -one.recalls, one.namespace, one.pod),
+        )
 
 
 def _rise(last: float, now: float) -> float:
@@ -177,6 +210,36 @@ def _sample(node: _Node, now: ShareUsage) -> None:
     known.last = now
 
 
+def _move(node: _Node, now: RecallUse) -> None:
+    by_cause = node.moved.setdefault((now.pod_uid, now.container), {})
+    cause = (now.for_pod_uid, now.for_container)
+    known = by_cause.get(cause)
+    if known is None:
+        first = replace(now, moves=0, moved_mib=0) if node.is_known else now
+        known = by_cause[cause] = _Moved(last=first)
+    known.moves += int(_rise(known.last.moves, now.moves))
+    known.moved_mib += int(_rise(known.last.moved_mib, now.moved_mib))
+    known.last = now
+
+
+def _recalled(by_cause: Mapping[Key, _Moved], namespace: str) -> tuple[Recalled, ...]:
+    found = []
+    for one in by_cause.values():
+        is_shown = namespace in ("", one.last.for_namespace)
+        if one.moves:
+            found.append(
+                Recalled(
+                    is_requested=not one.last.for_pod_uid,
+                    namespace=one.last.for_namespace if is_shown else "",
+                    pod=one.last.for_pod if is_shown else "",
+                    container=one.last.for_container if is_shown else "",
+                    moves=one.moves,
+                    moved_mib=one.moved_mib,
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (-one.moves, -one.moved_mib, one.pod)))
+
+
 def _evaluated(
     name: str, node: _Node, priority: Callable[[str, str], int | None], namespace: str
 ) -> Iterator[ContainerPressure]:
@@ -200,6 +263,7 @@ def _evaluated(
             for uuid, shares in sorted(node.shares.items())
             if key in shares
         )
+        recalled = _recalled(node.moved.get(key, {}), namespace)
         yield ContainerPressure(
             namespace=last.namespace,
             pod=last.pod,
@@ -215,6 +279,8 @@ def _evaluated(
             device_time_s=counted.device_time_s,
             cause=cause_of(counted.waited_s, level(key), devices),
             devices=devices,
+            recalls=sum(one.moves for one in recalled),
+            recalled_for=recalled,
         )
 
 
