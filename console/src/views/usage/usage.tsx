@@ -24,7 +24,7 @@ import { csvOf } from "./focus.ts";
 import { formatDeviceTime, formatMoney, intervalOf, RANGES, type RangeName } from "./range.ts";
 
 const BYS = ["namespace", "queue", "model", "node", "pod", "sku", "class"] as const;
-type By = (typeof BYS)[number];
+type By = Registry.Consumption["by"];
 const BARS_MOST = 20;
 
 export function UsageView() {
