@@ -64,9 +64,10 @@ ONE: Mapping[str, set[str]] = {
 }
 """Route: who may call it about ``OWN``."""
 _LISTS = ("/v1/nodes", "/v1/nodes/{node}", "/v1/devices", "/v1/config", "/v1/usage")
+_REGIONS = [f"/v1/regions{one}" for one in ("", "/nodes", "/allocations", "/capacity", "/events")]
 _WHOLE = [path for path in ONE if "{" not in path and path != "/v1/resize"]
 ALL: Mapping[str, set[str]] = {
-    **dict.fromkeys((*_LISTS, *_WHOLE), _READERS),
+    **dict.fromkeys((*_LISTS, *_REGIONS, *_WHOLE), _READERS),
     "/v1/skus": set(SUBJECTS),
     "/v1/system": {"platform-admin"},
     "/v1/checks": {"platform-admin"},

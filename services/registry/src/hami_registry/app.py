@@ -63,7 +63,7 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
-from hami_registry.shell import historyapi, meteringapi, openapi, skuapi
+from hami_registry.shell import historyapi, meteringapi, openapi, regions, skuapi
 from hami_registry.shell.agents import Agents
 from hami_registry.shell.api import Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
@@ -81,6 +81,7 @@ from hami_registry.shell.idle import IdleWatch
 from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
+from hami_registry.shell.regions import Regions
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.session import Sessions
 from hami_registry.shell.skuapi import SkuApi
@@ -175,6 +176,7 @@ class _Parts:
             prices=settings.prices,
             clock=context.clock,
         )
+        self.regions = Regions(settings, clock=context.clock, listeners=places)
         self.history_api = HistoryApi(
             history=self.history,
             projection=projection,
@@ -249,6 +251,8 @@ async def serve_registry(
             group.start_soon(keep, "records", partial(serve_records, bus, parts.quarantine))
             if settings.bus_issuer_seed_file:
                 await _start_authenticator(group, context, bus, parts)
+            if settings.region or settings.regions:
+                await group.start(_serve_regions, context, parts)
             group.start_soon(keep, "canonical devices", partial(_write, parts.writer, settings))
             group.start_soon(keep, "device configuration", partial(_watch_config, parts, settings))
             watch_skus = partial(parts.skus.watch, context.clock, every_s=settings.config_poll_s)
@@ -266,7 +270,29 @@ async def serve_registry(
             parts.views.close_listeners()
             parts.fleet.close_viewers()
             parts.history.close()
+            parts.regions.close()
             await servers.close()
+
+
+async def _serve_regions(
+    context: ServiceContext[Settings], parts: _Parts, *, task_status: TaskStatus[None]
+) -> None:
+    """Keep the copies of this region, or of the regions of a hub, indefinitely."""
+    settings = context.settings
+    async with regions.connected(settings) as bus, background() as group:
+        if settings.region:
+            regions.copy_region(
+                bus,
+                settings,
+                projection=parts.views.projection,
+                clock=context.clock,
+                group=group,
+                supervisor=parts.supervisor,
+            )
+        else:
+            parts.regions.run(bus, group, parts.supervisor)
+        task_status.started()
+        await anyio.sleep_forever()
 
 
 async def _ask(bus: Bus, subject: str) -> bytes:
@@ -435,6 +461,7 @@ def _routes(context: ServiceContext[Settings], parts: _Parts) -> Mapping[Route, 
                 **routes_of(historyapi.OPERATIONS, parts.history_api, parts.views),
                 **routes_of(meteringapi.OPERATIONS, parts.metering_api, parts.views),
                 **routes_of(skuapi.OPERATIONS, SkuApi(parts.skus), parts.views),
+                **routes_of(regions.OPERATIONS, parts.regions, parts.views),
             }
         ),
         **gateway.guarded(gate),

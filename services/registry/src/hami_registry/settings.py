@@ -116,6 +116,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """ServiceAccounts of node agents, as ``namespace/name``."""
     bus_login_s: float = 3600.0
     """Maximum lifetime of a login to the bus; agents renew theirs well before."""
+    region: str = ""
+    """Name of this region, whose streams a hub copies (docs/regions.md); empty: no region."""
+    regions: tuple[str, ...] = ()
+    """Regions that this registry shows, as the registry of a hub."""
+    regions_seed_file: str = ""
+    """Seed of the login to the account of the copies (Secret ``hami-bus-regions``)."""
+    region_stale_s: float = 5.0
+    """A region that was not heard for this time is reported as stale."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""
     idle_after_s: float = 1800.0

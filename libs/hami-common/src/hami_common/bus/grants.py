@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of each login on the bus, and the server configuration that enforces them.
 
-Four accounts:
+Four accounts, and a fifth where regions are copied to a hub (ADR 46):
 
 - ``HAMI`` has the streams; only the scheduler, the registry and the operator are in it.
 - ``EDGE`` has all other logins: webhook, agents, integrations.
 - ``AUTH`` has only the service that admits users without a key (auth callout).
 - ``SYS`` is the server's own.
+- ``REGIONS`` has the copies of a region's streams, in the region and in the hub. Leaf nodes
+  connect to it alone.
 
 Permissions alone do not isolate logins: a permission checks the subject of a message, never its
 reply subject, and JetStream answers to whatever reply subject a request has. Within one account, a
@@ -28,6 +30,11 @@ from hami_common.errors import WireInvalid
 from hami_common.vendors.catalog import Catalog
 
 HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
+REGIONS = "REGIONS"
+SOURCE_API = "hami.source.API"
+"""Prefix under which ``REGIONS`` reaches the part of the API of ``HAMI`` that its sources need."""
+SOURCE_DELIVERY = "hami.source.deliver"
+"""Prefix of the subjects on which these sources get their messages."""
 INBOX = "_INBOX"
 API = "$JS.API"
 AUTH_REQUESTS = "$SYS.REQ.USER.AUTH"
@@ -59,7 +66,25 @@ STREAMS = (
     subjects.REPORTS_STREAM,
     subjects.DEAD_LETTERS_STREAM,
 )
+SOURCED_STREAMS = (
+    subjects.EVENTS_STREAM,
+    *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
+)
+"""Streams of a region that a hub has copies of."""
+HUB = "hub"
+"""JetStream domain of a hub."""
 _BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKETS)
+
+
+class Regions(Struct, frozen=True, kw_only=True):
+    """Part of a server in the copying of regions."""
+
+    public: str
+    """Key with which the registry logs in to ``REGIONS``."""
+    region: str = ""
+    """Name of this region, whose streams are copied; empty: this is the hub."""
+    leaf_by_region: Mapping[str, str] = {}
+    """In the hub: the key with which each region's servers log in."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -302,11 +327,53 @@ def claims(grant: Grant, *, name: str, ends_s: int) -> dict[str, Any]:
     }
 
 
-def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
+def leaf_denials(region: str) -> tuple[str, ...]:
+    """Subjects that a hub may not send into a region, for ``deny_imports`` of its leaf node.
+
+    Sources of the hub create consumers at ``$JS.<region>.API.CONSUMER``, and nothing else.
+    """
+    api = f"$JS.{subjects.region(region)}.API"
+    others = ("STREAM", "ACCOUNT", "META", "SERVER", "DIRECT")
+    return ("hami.>", "$KV.>", f"{API}.>", f"{api}.INFO", *(f"{api}.{one}.>" for one in others))
+
+
+def _regions(regions: Regions, accounts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the account of the copies; in a region, let it read the streams of ``HAMI``."""
+    users: list[dict[str, Any]] = [{"nkey": regions.public}]
+    for key in regions.leaf_by_region.values():
+        # A leaf node answers the hub's requests; it asks neither the hub nor other regions.
+        denied = {
+            "deny": ["hami.>", "$KV.>", f"{subjects.REGION_PREFIX}.>", "$JS.*.API.>", f"{API}.>"]
+        }
+        users.append({"nkey": key, "permissions": {"publish": denied}})
+    account: dict[str, Any] = {"jetstream": {"max_bytes_required": True}, "users": users}
+    if not regions.region:
+        return account
+    sources = [f"{API}.CONSUMER.CREATE.{stream}" for stream in SOURCED_STREAMS]
+    accounts[HAMI]["exports"] += [
+        *({"service": subject, "accounts": [REGIONS]} for subject in sources),
+        {"service": "$JS.FC.>", "accounts": [REGIONS]},
+        {"stream": f"{SOURCE_DELIVERY}.>", "accounts": [REGIONS]},
+    ]
+    account["imports"] = [
+        *(
+            {
+                "service": {"account": HAMI, "subject": subject},
+                "to": subject.replace(API, SOURCE_API, 1),
+            }
+            for subject in sources
+        ),
+        {"service": {"account": HAMI, "subject": "$JS.FC.>"}},
+        {"stream": {"account": HAMI, "subject": f"{SOURCE_DELIVERY}.>"}},
+    ]
+    return account
+
+
+def server_config(*, issuer: str, users: Mapping[str, str], regions: Regions | None = None) -> str:
     """Configuration of accounts, users and auth callout, to be included in the server's file.
 
     ``issuer`` is the public account key whose JWTs are trusted; ``users`` has the public user key
-    of each of ``STATIC_USERS``.
+    of each of ``STATIC_USERS``. ``regions``: the server's part in the copying of regions.
     """
     if missing := [name for name in STATIC_USERS if name not in users]:
         raise WireInvalid(what="keys of the bus", problem=f"{missing[0]} has none")
@@ -343,11 +410,11 @@ def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
             for name, grant in grants.items()
             if grant.account == account
         ]
-    callout = {
-        "issuer": issuer,
-        "account": AUTH,
-        "auth_users": [users[name] for name in STATIC_USERS],
-    }
+    own = [users[name] for name in STATIC_USERS]
+    if regions is not None:
+        accounts[REGIONS] = _regions(regions, accounts)
+        own += [user["nkey"] for user in accounts[REGIONS]["users"]]
+    callout = {"issuer": issuer, "account": AUTH, "auth_users": own}
     parts = {
         "accounts": accounts,
         "system_account": SYSTEM,

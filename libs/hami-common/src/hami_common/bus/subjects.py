@@ -24,6 +24,9 @@ DEAD_LETTERS_STREAM = "HAMI_DEAD_LETTERS"
 BUCKETS = (DEVICES_BUCKET, ALLOC_BUCKET, STATE_BUCKET)
 """Buckets with keys of nodes. ``POLICIES_BUCKET`` has keys ``<policy>.<digest>``, of schedulers."""
 
+REGION_PREFIX = "region"
+"""First token of the subjects under which a hub stores the events of regions."""
+
 EVENT_PREFIX = "hami.v1.event"
 ALLOC_FEED_PREFIX = "hami.v1.alloc"
 REPORT_PREFIX = "hami.v1.report"
@@ -56,6 +59,7 @@ which field of the payload the token repeats; empty: none."""
 HOST = "host"
 """Stands for the pod of a breach by a process of the host itself."""
 
+_REGION = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?")
 _TOKEN = re.compile(r"[-a-zA-Z0-9_]+")
 
@@ -108,6 +112,31 @@ def allocation_key(node: str, pod_uid: str) -> str:
 def policy_key(policy: str, digest: str) -> str:
     """Key of the rollback of a canary policy."""
     return f"{escape(policy)}.{digest}"
+
+
+def region(name: str) -> str:
+    """Return the name of a region; ``WireInvalid`` unless it can be part of subjects and names."""
+    if _REGION.fullmatch(name) is None:
+        raise WireInvalid(
+            what=f"region {name[:40]!r}",
+            problem="is not a name of 1 to 32 lower case letters, digits and '-'",
+        )
+    return name
+
+
+def region_bucket(name: str, bucket: str) -> str:
+    """Bucket of a hub with the copy of a region's bucket."""
+    return f"{REGION_PREFIX}_{region(name)}_{bucket.removeprefix('hami_')}"
+
+
+def region_events(name: str) -> str:
+    """Stream of a hub with a region's events."""
+    return f"REGION_{region(name)}_EVENTS"
+
+
+def region_event_prefix(name: str) -> str:
+    """Prefix before the subjects of a region's events in a hub."""
+    return f"{REGION_PREFIX}.{region(name)}"
 
 
 def parse_allocation_key(key: str) -> tuple[str, str]:

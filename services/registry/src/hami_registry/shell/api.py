@@ -540,15 +540,7 @@ class Api:
 
     async def capacity(self, request: Request) -> Response:
         query = request.query
-        core_pct = _amount(query, "core_pct", least=0)
-        memory_mib = _amount(query, "memory_mib", least=1)
-        if memory_mib is None and core_pct is not None:
-            raise RequestInvalid(
-                field="query parameter core_pct",
-                problem="is given without memory_mib",
-                fix="give memory_mib too",
-            )
-        asked = None if memory_mib is None else (memory_mib, core_pct or 0)
+        asked = asked_size(query)
         with self._questions.hold(request.caller, is_operator=_is_clusterwide(request)):
             return self._json(
                 await self._fleet.capacity(namespace=query.get("namespace", ""), asked=asked)
@@ -608,6 +600,19 @@ def _checked(operation: Operation, answer: Answerer, views: Views) -> Answerer:
         return await answer(request)
 
     return checked
+
+
+def asked_size(query: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the size of a share that a question about capacity names, MiB and percent."""
+    core_pct = _amount(query, "core_pct", least=0)
+    memory_mib = _amount(query, "memory_mib", least=1)
+    if memory_mib is None and core_pct is not None:
+        raise RequestInvalid(
+            field="query parameter core_pct",
+            problem="is given without memory_mib",
+            fix="give memory_mib too",
+        )
+    return None if memory_mib is None else (memory_mib, core_pct or 0)
 
 
 def _amount(query: Mapping[str, str], name: str, *, least: int) -> int | None:

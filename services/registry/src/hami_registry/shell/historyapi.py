@@ -209,7 +209,7 @@ class HistoryApi:
             wanted,
             after=after,
             since_s=since_s,
-            limit=_limit(query.get("limit", "")),
+            limit=limit_of(query.get("limit", "")),
             follow=query.get("follow") != "false",
         )
         is_operator = not wanted.namespace
@@ -528,7 +528,8 @@ def _asked_hours(query: Mapping[str, str], default: float) -> float:
     )
 
 
-def _limit(text: str) -> int:
+def limit_of(text: str) -> int:
+    """Return the most events that a request wants, 0: all; ``RequestInvalid`` for no number."""
     if not text:
         return 0
     found = whole(text, most=LIMIT_MOST)

@@ -7,7 +7,16 @@ The committed copy is docs/openapi/registry.json (tools/gen_openapi.py).
 from typing import Any
 
 from hami_common.runtime import openapi
-from hami_registry.shell import api, cordonapi, gateway, historyapi, meteringapi, session, skuapi
+from hami_registry.shell import (
+    api,
+    cordonapi,
+    gateway,
+    historyapi,
+    meteringapi,
+    regions,
+    session,
+    skuapi,
+)
 from hami_registry.shell.api import DEVICES_SEQ, LEDGER_SEQ, STATE_SEQ
 
 OPERATIONS = (
@@ -15,6 +24,7 @@ OPERATIONS = (
     *historyapi.OPERATIONS,
     *meteringapi.OPERATIONS,
     *skuapi.OPERATIONS,
+    *regions.OPERATIONS,
     *session.OPERATIONS,
     *cordonapi.OPERATIONS,
 )

@@ -90,8 +90,17 @@ class Bounds(Struct, frozen=True, kw_only=True):
 class Reading:
     """The events of one reading, to be iterated once."""
 
-    def __init__(self, session: PullSession, *, pending: int, bounds: Bounds, clock: Clock) -> None:
+    def __init__(
+        self,
+        session: PullSession,
+        *,
+        pending: int,
+        bounds: Bounds,
+        clock: Clock,
+        prefix: str = "",
+    ) -> None:
         self._session = session
+        self._prefix = prefix
         self.pending = pending
         """Messages of the reading at its begin, without bounds."""
         self._bounds = bounds
@@ -113,7 +122,7 @@ class Reading:
         if not self.pending:
             return
         ends_s = self._clock.monotonic_s() + self._bounds.time_s
-        async with aclosing(_ordered(self._session)) as events:
+        async with aclosing(_ordered(self._session, self._prefix)) as events:
             async for event in events:
                 if self._clock.monotonic_s() > ends_s:
                     self._end(f"{self._bounds.time_s:g} s")
@@ -144,9 +153,22 @@ class Reading:
 class History:
     """Reader of the event stream."""
 
-    def __init__(self, bus: Bus, *, bounds: Bounds, clock: Clock) -> None:
-        """``bounds`` apply to each reading."""
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        bounds: Bounds,
+        clock: Clock,
+        stream: str = subjects.EVENTS_STREAM,
+        prefix: str = "",
+    ) -> None:
+        """``bounds`` apply to each reading.
+
+        ``prefix`` precedes the subjects that the stream stores, and is removed from events.
+        """
         self._bus = bus
+        self._stream = stream
+        self._prefix = f"{prefix}." if prefix else ""
         self.bounds = bounds
         self._clock = clock
         self._closed = anyio.Event()
@@ -180,7 +202,11 @@ class History:
             start = _from_time(since_s)
         async with self._session(filter_subjects, start) as (session, info):
             yield Reading(
-                session, pending=int(info["num_pending"]), bounds=self.bounds, clock=self._clock
+                session,
+                pending=int(info["num_pending"]),
+                bounds=self.bounds,
+                clock=self._clock,
+                prefix=self._prefix,
             )
 
     async def follow(
@@ -205,7 +231,7 @@ class History:
             try:
                 async with (
                     self._session(filter_subjects, start) as (session, info),
-                    aclosing(_ordered(session)) as events,
+                    aclosing(_ordered(session, self._prefix)) as events,
                 ):
                     if start["deliver_policy"] == "new":
                         start = _from_sequence(int(info["delivered"]["stream_seq"]) + 1)
@@ -222,7 +248,7 @@ class History:
 
     async def extent(self) -> tuple[int, int]:
         """Return the sequences of the oldest and the newest event that are stored."""
-        state = (await api(self._bus, f"STREAM.INFO.{subjects.EVENTS_STREAM}"))["state"]
+        state = (await api(self._bus, f"STREAM.INFO.{self._stream}"))["state"]
         return int(state["first_seq"]), int(state["last_seq"])
 
     def close(self) -> None:
@@ -235,15 +261,15 @@ class History:
     ) -> AsyncIterator[tuple[PullSession, dict[str, Any]]]:
         async with ordered_session(
             self._bus,
-            stream=subjects.EVENTS_STREAM,
+            stream=self._stream,
             start=start,
-            filter_subjects=filter_subjects,
+            filter_subjects=[f"{self._prefix}{one}" for one in filter_subjects],
             inactive_s=INACTIVE_S,
         ) as session:
             yield session
 
 
-async def _ordered(session: PullSession) -> AsyncGenerator[Event | None, None]:
+async def _ordered(session: PullSession, prefix: str) -> AsyncGenerator[Event | None, None]:
     """Yield the session's events, ``None`` for heartbeats; ``Unavailable`` at a gap."""
     expected = 1
     async with aclosing(session.messages(batch=BATCH)) as messages:
@@ -257,14 +283,14 @@ async def _ordered(session: PullSession) -> AsyncGenerator[Event | None, None]:
             if sequences.consumer != expected:
                 raise Unavailable(peer=PEER, detail="an event was lost on the way")
             expected += 1
-            yield _event(message, sequences)
+            yield _event(message, sequences, prefix)
 
 
-def _event(message: Message, sequences: Sequences) -> Event:
+def _event(message: Message, sequences: Sequences, prefix: str) -> Event:
     return Event(
         sequence=sequences.stream,
         stored_s=sequences.time_ns / NS,
-        subject=message.subject,
+        subject=message.subject.removeprefix(prefix),
         headers=user_headers(message),
         data=message.data,
         source_sequence=_source_sequence(message.headers.get(_SOURCE_HEADER, "")),

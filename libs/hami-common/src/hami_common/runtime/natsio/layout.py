@@ -9,7 +9,7 @@ design D3, D23, D34. Sizes in bytes, ages in seconds.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -164,12 +164,19 @@ async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: fl
 
     ``Unavailable`` when the server is not ready in ``timeout_s`` (0: never).
     """
+    await ensure_streams(bus, stream_configs(limits or BusLimits()), timeout_s=timeout_s)
+
+
+async def ensure_streams(
+    bus: Bus, configs: Sequence[Mapping[str, Any]], *, timeout_s: float
+) -> None:
+    """Create these streams; see ``ensure_bus``."""
     backoff = Backoff(first_s=0.1, most_s=2.0)
     waiting = Waiting("JetStream", timeout_s)
     with anyio.move_on_after(waiting.limit_s):
         while True:
             try:
-                for config in stream_configs(limits or BusLimits()):
+                for config in configs:
                     await _ensure_stream(bus, config)
             except (Unavailable, NotFound, ApiRefusal) as error:
                 # Refusals may be temporary too: servers of a cluster start one after the other.
@@ -204,7 +211,7 @@ async def keep_bus(
             _log.warning("streams not declared after reconnect", extra={"problem": str(error)})
 
 
-async def _ensure_stream(bus: Bus, config: dict[str, Any]) -> None:
+async def _ensure_stream(bus: Bus, config: Mapping[str, Any]) -> None:
     name = config["name"]
     try:
         current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
