@@ -264,6 +264,28 @@ async def test_bind_that_was_killed_after_the_allocation_leaves_none_after_the_l
         assert writes(running) == {"create": 1, "clear": 1, "allocate": 2}
 
 
+async def test_claim_is_created_while_the_reservation_is_appended() -> None:
+    """A bind that ends before the append leaves a claim without devices for the next one."""
+    async with running_world(count=1) as (world, running):
+        pod = await add(world, at_bind=True)
+        number = len(running.seen.calls)
+        for ahead in range(4):
+            running.seen.before[number + ahead] = _hanging(
+                running, number + ahead, "append hami_alloc"
+            )
+        async with anyio.create_task_group() as group:
+            group.start_soon(running.bind, pod, "n1")
+            await quiet()
+            assert not world.live()
+            assert claim(world)["metadata"]["ownerReferences"][0]["uid"] == "uid-p"
+            group.cancel_scope.cancel()
+        running.seen.before.clear()
+        assert not given(world)
+        assert await running.bind(pod, "n1") == ""
+        assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        assert writes(running) == {"create": 1, "allocate": 1}
+
+
 async def test_refused_bind_of_a_claim_that_does_not_exist_asks_nothing_about_it() -> None:
     async with running_world(count=1) as (world, running):
         big = world.add_pod(builders.pod("big", mem_mib=15_500))

@@ -130,6 +130,7 @@ class Preparer:
 
     async def _prepare(self, namespace: str, name: str, uid: str) -> Prepared | Refuse:
         installed: Installed | None = None
+        holder = self._holder(namespace, name, uid)
 
         async def find_library() -> None:
             nonlocal installed
@@ -137,12 +138,14 @@ class Preparer:
 
         async with anyio.create_task_group() as group:
             group.start_soon(find_library)
+            if self.states is not None and holder:
+                group.start_soon(partial(self.states.read_one, holder, timeout_s=_READ_S))
             claim = await self._read(namespace, name, uid)
         if isinstance(claim, Refuse):
             return claim
         if claim.monitors():
             return await self._prepare_monitor(claim)
-        given = await self._decided(claim)
+        given = await self._decided(claim, is_state_read=record_owner(claim) == holder)
         if isinstance(given, Refuse):
             return given
         # Nothing was awaited since the decision: two calls cannot be given the same memory.
@@ -212,12 +215,25 @@ class Preparer:
             )
         return claim if claim.uid == uid else unknown
 
-    async def _decided(self, claim: ResourceClaim) -> Given | Refuse:
-        """Decide, and wait a bounded time while an update may allow the claim."""
+    def _holder(self, namespace: str, name: str, uid: str) -> str:
+        """Return the uid under which the ledger has the claim, if its record has arrived."""
+        entries = self._picture.entries_by_uid
+        if uid in entries:
+            return uid
+        for owner, entry in entries.items():
+            if (entry.record.claim, entry.record.namespace) == (name, namespace):
+                return owner
+        return ""
+
+    async def _decided(self, claim: ResourceClaim, *, is_state_read: bool) -> Given | Refuse:
+        """Decide, and wait a bounded time while an update may allow the claim.
+
+        ``is_state_read``: this call has read the newest state of the claim's record.
+        """
         uid = record_owner(claim)
         deadline_s = self._clock.monotonic_s() + self._settings.prepare_wait_s
         read_at_s = self._clock.monotonic_s()
-        is_state_read = is_divided = False
+        is_divided = False
         while True:
             changed = self._picture.changed
             decision = decide(claim, self._facts(claim))

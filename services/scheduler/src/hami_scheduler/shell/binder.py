@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
+import anyio
 import msgspec
 from msgspec import Struct
 
@@ -193,7 +194,7 @@ class Binder:
             return await self._commit_plain(pod, args.node)
         may_be_allocated = bool(pod.claim) and not pod.claim_at_bind
         try:
-            reserved = await self._reserve_within_quota(pod, args.node, traceparent)
+            reserved = await self._reserve_with_claim(pod, args.node, traceparent)
             if isinstance(reserved, Bound):
                 bound = reserved
             else:
@@ -328,13 +329,42 @@ class Binder:
             self._quota.stop_expecting(allocation_id)
         return attempt.holding
 
-    async def _reserve_within_quota(
+    async def _reserve_with_claim(
         self, pod: PodFacts, node: str, traceparent: str
     ) -> "_Attempt | Bound":
-        """Return a reservation to be committed, or ``Bound`` if another attempt bound the pod."""
+        """Reserve, and create the pod's claim while the reservation is appended."""
+        reserved: _Attempt | Bound | Exception
+        is_created = not pod.claim_at_bind
+        async with anyio.create_task_group() as group:
+
+            def create() -> None:
+                nonlocal is_created
+                if not is_created:
+                    is_created = True
+                    group.start_soon(self._effects.claims.create_early, pod)
+
+            try:
+                reserved = await self._reserve_within_quota(pod, node, traceparent, create)
+            except Exception as error:  # noqa: BLE001 - raised below, outside of the group
+                reserved = error
+        if isinstance(reserved, Exception):
+            raise reserved
+        return reserved
+
+    async def _reserve_within_quota(
+        self,
+        pod: PodFacts,
+        node: str,
+        traceparent: str,
+        planned: Callable[[], object] = lambda: None,
+    ) -> "_Attempt | Bound":
+        """Return a reservation to be committed, or ``Bound`` if another attempt bound the pod.
+
+        ``planned`` is called before each append, once devices within all quotas are chosen.
+        """
         generation, allocation_id = self._quota.ledger.generation, self._ids()
         try:
-            attempt = await self._reserve(pod, node, allocation_id, traceparent)
+            attempt = await self._reserve(pod, node, allocation_id, traceparent, planned=planned)
             return await self._within_quota(attempt, generation) or attempt
         finally:
             self._quota.stop_expecting(allocation_id)
@@ -346,6 +376,8 @@ class Binder:
         allocation_id: str,
         traceparent: str,
         hold: Hold | None = None,
+        *,
+        planned: Callable[[], object] = lambda: None,
     ) -> "_Attempt":
         """Return a reservation whose record we wrote after reading ``pod``, or a ``hold``."""
         request = pod.request
@@ -362,6 +394,7 @@ class Binder:
                 if isinstance(plan, Append):
                     plan = _under(plan, pod)
                     self._expect(plan.record)
+                    planned()
                 if isinstance(plan, Reuse) and hold is not None:
                     holding = plan.holding  # no Binding is posted yet, so it need not be ours
                 elif isinstance(plan, Reuse):

@@ -139,12 +139,25 @@ class PodClaims:
             stored = found
         else:
             self._metrics.claims.labels(outcome="created").inc()
-            _log.info(
+            _log.debug(
                 "claim created",
                 extra={"namespace": pod.namespace, "pod": pod.name, "claim": pod.claim},
             )
         self.see(stored, pod.uid)
         return stored
+
+    async def create_early(self, pod: PodFacts) -> None:
+        """Create the claim of a pod while its reservation is appended; ``settle`` needs it next.
+
+        A claim without an allocation reserves nothing, so one whose bind is refused stays for the
+        next attempt; the pod owns it. A failure is left to ``settle``, which tries again.
+        """
+        if pod.uid in self._known:
+            return
+        try:
+            await self.create(pod)
+        except HamiError as error:
+            _log.debug("claim not created early", extra={"pod": pod.name, "problem": str(error)})
 
     def _require_owner(self, stored: StoredClaim, pod_uid: str) -> None:
         if owner_pod(stored.claim.metadata) != pod_uid:
@@ -234,7 +247,7 @@ class PodClaims:
             share_ids=lambda: str(uuid4()),
         )
         await self._write("allocate", stored, record.pod_uid, document)
-        _log.info("claim allocated", extra=_fields(record, outcome=settled))
+        _log.debug("claim allocated", extra=_fields(record, outcome=settled))
         return settled
 
     async def _write(
