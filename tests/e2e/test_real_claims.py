@@ -14,7 +14,7 @@ import anyio
 import pytest
 import yaml
 
-from hami_common.dra.names import DRIVER, monitor_pool, pool_name
+from hami_common.dra.names import DRIVER, UNHEALTHY, monitor_pool, pool_name
 from hami_common.pods import annotations
 from hami_sim.cluster import ClusterSpec, NodeSpec
 from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
@@ -51,7 +51,10 @@ SPEC = ClusterSpec(
     injection="devices",
     backoff_s=0.2,
     dra=True,
-    settings={"scheduler": {"reconcile_s": "5"}, "nodeagent": {"dra.monitor": "true"}},
+    settings={
+        "scheduler": {"reconcile_s": "5"},
+        "nodeagent": {"dra.monitor": "true", "dra.fault_effect": "NoExecute"},
+    },
 )
 
 
@@ -77,15 +80,24 @@ async def slices_of(cluster: NodeCluster) -> list[dict[str, Any]]:
     return list((await cluster.request("GET", f"{GROUP}/resourceslices"))["items"])
 
 
+def exactly(memory_mib: int, **more: Any) -> dict[str, Any]:
+    """A request of one share."""
+    capacity = {"requests": {"memory": f"{memory_mib}Mi", "cores": "30"}}
+    return {"deviceClassName": "hami-share", "capacity": capacity, **more}
+
+
 async def use_claim(
-    cluster: NodeCluster, name: str, memory_mib: int, exactly: dict[str, Any] | None = None
+    cluster: NodeCluster,
+    name: str,
+    memory_mib: int,
+    request: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     """Create a claim, and a pod with the same name that uses it."""
-    capacity = {"requests": {"memory": f"{memory_mib}Mi", "cores": "30"}}
-    exactly = exactly or {"deviceClassName": "hami-share", "capacity": capacity}
-    spec = {"devices": {"requests": [{"name": "main", "exactly": exactly}]}}
+    wanted = request or exactly(memory_mib)
+    spec = {"devices": {"requests": [{"name": "main", "exactly": wanted}]}}
     await cluster.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
-    pod: dict[str, Any] = share(name, memory_mib)
+    pod: dict[str, Any] = share(name, memory_mib, **more)
     resources = pod["spec"]["containers"][0]["resources"]
     for resource in ("nvidia.com/gpu", "nvidia.com/gpumem"):
         del resources["limits"][resource]
@@ -103,7 +115,8 @@ async def slice_of(cluster: NodeCluster) -> dict[str, Any]:
 async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -> None:
     spec = (await slice_of(cluster))["spec"]
     assert (spec["driver"], spec["pool"]["name"]) == (DRIVER, pool_name(NODE))
-    await use_claim(cluster, "claimed", 5000)
+    tolerations = [{"key": UNHEALTHY, "operator": "Exists"}]
+    await use_claim(cluster, "claimed", 5000, exactly(5000, tolerations=tolerations))
     await cluster.create_pod(share("asked", 7000))
     await all_run(cluster, ["claimed", "asked"])
     assert await has_its_own(cluster, ["claimed", "asked"]) == []
@@ -123,7 +136,19 @@ async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
 
 
-async def test_fault_of_a_claimed_device_is_in_the_status_of_the_pod(cluster: NodeCluster) -> None:
+async def taints_of(cluster: NodeCluster, uuid: str) -> list[tuple[str, str]]:
+    """Key and effect of each taint of a device."""
+    return [
+        (taint["key"], taint["effect"])
+        for device in (await slice_of(cluster))["spec"]["devices"]
+        if device["attributes"]["uuid"]["string"] == uuid
+        for taint in device.get("taints", [])
+    ]
+
+
+async def test_fault_of_a_claimed_device_evicts_pods_that_do_not_tolerate_it(
+    cluster: NodeCluster,
+) -> None:
     [used] = (await records_of(cluster))["claimed"].containers[0].shares
     devices = (await slice_of(cluster))["spec"]["devices"]
     index = next(
@@ -142,10 +167,31 @@ async def test_fault_of_a_claimed_device_is_in_the_status_of_the_pod(cluster: No
         return shown == {"claim:gpu/main": [health]}
 
     await cluster.until("kubelet shows a healthy device", lambda: shows("Healthy"))
+    expression = f'device.attributes["{DRIVER}"].uuid == "{used.uuid}"'
+    beside = exactly(1000, selectors=[{"cel": {"expression": expression}}])
+    await use_claim(cluster, "beside", 1000, beside)
+    await all_run(cluster, ["beside"])
     cluster.hardware[NODE].lose(index)
     await cluster.until("kubelet shows the fault", lambda: shows("Unhealthy"), limit_s=10)
+    assert await taints_of(cluster, used.uuid) == [(UNHEALTHY, "NoExecute")]
+
+    async def is_evicted() -> bool:
+        pods = (await cluster.request("GET", PODS))["items"]
+        return "beside" not in [one["metadata"]["name"] for one in pods]
+
+    await cluster.until("the pod without a toleration is evicted", is_evicted, limit_s=60)
+    await use_claim(cluster, "avoids", 1000)
+    await all_run(cluster, ["claimed", "avoids"])
+    [other] = (await records_of(cluster))["avoids"].containers[0].shares
+    assert other.uuid != used.uuid
+    await cluster.request("DELETE", f"{PODS}/avoids")
     cluster.hardware[NODE].restore(index)
     await cluster.until("kubelet shows that it is over", lambda: shows("Healthy"), limit_s=60)
+
+    async def is_clean() -> bool:
+        return await taints_of(cluster, used.uuid) == []
+
+    await cluster.until("the taint is gone", is_clean)
 
 
 async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeCluster) -> None:
@@ -227,6 +273,32 @@ async def test_resize_of_a_pod_with_a_claim_reaches_its_container(cluster: NodeC
         return bool(values[shares.shares[0].uuid] == left)
 
     await cluster.until("the slice offers what the resize freed", is_offered)
+
+
+async def test_resize_of_a_claim_reaches_its_container_and_the_claim(cluster: NodeCluster) -> None:
+    await use_claim(cluster, "grows", 2000, script=FOLLOW)
+    await all_run(cluster, ["grows"])
+    for memory_mib in (2500, 1000):
+        status, done = await resize(cluster, "", claim="grows", memory_mib=memory_mib)
+        assert (status, done.get("in_force")) == (200, True), done
+
+        async def is_seen(wanted: str = f"memory_mib={memory_mib}\n") -> bool:
+            return wanted in await cluster.container_log("grows", "main")
+
+        await cluster.until(f"the container reads {memory_mib}", is_seen, limit_s=5)
+
+        async def is_shown(wanted: str = f"{memory_mib}Mi") -> bool:
+            claim = await cluster.request("GET", f"{CLAIMS}/grows")
+            return [one["data"] for one in claim["status"].get("devices", [])] == [
+                {"memory": wanted, "cores": "30"}
+            ]
+
+        await cluster.until(f"the claim shows {memory_mib}", is_shown, limit_s=5)
+    record = (await records_of(cluster))["grows"]
+    assert [one.memory_mib for one in record.containers[0].shares] == [1000]
+    status, refused = await resize(cluster, "", claim="grows", memory_mib=90_000)
+    assert (status, refused["error"]["code"]) == (409, "no-room")
+    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
 
 
 async def test_pods_with_claims_come_back_after_a_reboot_and_leave_nothing(

@@ -2,7 +2,7 @@
 """One trace per pod, from admission to the running container, and the events that go with it."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Any
 
 import anyio
@@ -36,6 +36,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     spec = ClusterSpec(
         nodes=tuple(NodeSpec(name=name, profile="2xA30") for name in NODES),
         backoff_s=0.2,
+        dra=True,
         settings={
             "webhook": endpoint,
             "scheduler": endpoint,
@@ -47,9 +48,11 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         yield running
 
 
-async def ran(cluster: Cluster, name: str) -> tuple[PodView, str]:
+async def ran(cluster: Cluster, name: str, mode: str = "device-plugin") -> tuple[PodView, str]:
     """Run a pod until it is reported as running; return the pod and its trace."""
-    await cluster.create_pod(small_pod(name))
+    document = small_pod(name)
+    document["metadata"]["annotations"] = {annotations.ALLOCATION_MODE: mode}
+    await cluster.create_pod(document)
 
     async def runs() -> bool:
         if not await cluster.pod_is(name, "Running"):
@@ -77,14 +80,16 @@ SPANS = {
 }
 
 
-async def spans_of(collector: Collector, trace: str, *, limit_s: float = 30) -> dict[str, Span]:
+async def spans_of(
+    collector: Collector, trace: str, wanted: Set[str] = SPANS, *, limit_s: float = 30
+) -> dict[str, Span]:
     """Return the spans of a pod's trace by name, once all expected ones are there."""
 
-    missing = SPANS
+    missing = wanted
     with anyio.move_on_after(limit_s):
         while missing:
             await anyio.sleep(0.05)
-            missing = SPANS - {span.name for span in collector.of_trace(trace)}
+            missing = wanted - {span.name for span in collector.of_trace(trace)}
     assert not missing
     spans = collector.of_trace(trace)
     assert len({span.id for span in spans}) == len(spans)
@@ -146,6 +151,50 @@ async def test_a_pods_trace_is_one_tree_across_all_services(cluster: Cluster) ->
     assert {spans[name].attributes.get("k8s.pod.name") for name in ("filter", "allocate")} == {
         "traced"
     }
+
+
+async def test_trace_of_a_pod_runs_through_its_claim(cluster: Cluster) -> None:
+    async with run_collector(PORT) as collector:
+        pod, trace = await ran(cluster, "claimed", "dra")
+        wanted = (SPANS - {"allocate"}) | {"claim", "prepare"}
+        spans = await spans_of(collector, trace, wanted)
+    ids = {span.id: span.name for span in collector.of_trace(trace)}
+    parents = {name: ids.get(spans[name].parent, "") for name in ("claim", "commit", "prepare")}
+    assert parents == {"claim": "bind", "commit": "bind", "prepare": "reserve"}
+    assert (spans["prepare"].service, spans["prepare"].kind) == ("hami-nodeagent", "server")
+    claim = pod.spec.resource_claims[0].resource_claim_name if pod.spec.resource_claims else ""
+    for name in ("claim", "prepare"):
+        assert spans[name].attributes["hami.claim"] == claim
+    assert spans["prepare"].attributes["k8s.pod.name"] == "claimed"
+    assert [span for span in spans.values() if span.problem] == []
+
+
+async def test_trace_of_a_claim_that_a_user_wrote_begins_with_its_annotation(
+    cluster: Cluster,
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    capacity = {"requests": {"memory": "500Mi"}}
+    exactly = {"deviceClassName": "hami-share", "capacity": capacity}
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": "written",
+            "annotations": {annotations.TRACEPARENT: f"00-{trace}-00f067aa0ba902b7-01"},
+        },
+        "spec": {"devices": {"requests": [{"name": "main", "exactly": exactly}]}},
+    }
+    pod = small_pod("user")
+    container = pod["spec"]["containers"][0]
+    container["resources"] = {"claims": [{"name": "gpu", "request": "main"}]}
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "written"}]
+    async with run_collector(PORT) as collector:
+        await cluster.request("POST", claims, document)
+        await cluster.create_pod(pod)
+        spans = await spans_of(collector, trace, {"reserve", "prepare", "prepared"})
+    assert spans["prepare"].parent == spans["prepared"].parent == spans["reserve"].id
+    assert spans["prepare"].attributes["hami.claim"] == "written"
 
 
 async def test_refusal_is_an_attribute_with_its_reason(cluster: Cluster) -> None:

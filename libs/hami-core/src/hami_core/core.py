@@ -174,7 +174,7 @@ _ANSWERS: Final[Mapping[type[Input[Any]], Callable[[Core, Any], object]]] = Mapp
             must=it.must,
         ),
         stimuli.ResizePlanned: lambda core, it: core.ledger.plan_resize(
-            it.holding, it.placement, now_s=it.now_s, reason=it.reason
+            it.holding, it.placement, now_s=it.now_s, reason=it.reason, limits=it.limits
         ),
         stimuli.RenewPlanned: lambda core, it: core.ledger.plan_renew(it.holding, now_s=it.now_s),
         stimuli.ReleasePlanned: lambda core, it: core.ledger.plan_release(

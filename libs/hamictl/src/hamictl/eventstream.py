@@ -8,10 +8,10 @@ Times in Unix seconds.
 
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -28,6 +28,7 @@ KINDS = tuple(one.word for one in FAMILIES)
 START_S = 5.0
 POLL_S = 0.3
 _NOT_FOUND = 404
+_Record = Mapping[str, Any]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,34 +178,35 @@ def _to_micros(text: str) -> str:
 def summary(event: Event) -> str:
     """Summarize the event in one line, without its pod and node."""
     record = event.record
-    match event.kind:
-        case "allocation":
-            text = f"{record.get('op')} {record.get('allocation_id', '')[:8]}"
-        case "state":
-            text = str(record.get("state"))
-        case "decision":
-            text = f"{record.get('verb')}: {record.get('verdict')}"
-            if record.get("refusals"):
-                text += f", {record['refusals'][0].get('text')}"
-        case "admission":
-            text = "allowed" if record.get("allowed", True) else "denied"
-        case "breach":
-            text = f"{record.get('kind')}: {record.get('used_mib', 0)} MiB used"
-        case "device":
-            text = f"{len(record.get('devices') or [])} devices of {record.get('vendor')}"
-        case "policy":
-            text = f"canary {record.get('policy')} rolled back"
-        case "usage":
-            text = f"{len(record.get('shares') or [])} shares"
-        case "idle":
-            hours = float(record.get("lost_s", 0)) / 3600
-            text = f"{record.get('change')}, {hours:.2f} device hours lost"
-        case "idleaction":
-            text = f"{record.get('policy')}: {record.get('outcome')}"
-        case "quarantine":
-            over = "released" if record.get("is_over") else f"{record.get('failures')} failures"
-            text = f"{record.get('service')}: {record.get('kind')}, {over}: {record.get('problem')}"
-        case _:
-            text = ""
+    describe = _TEXTS.get(event.kind)
+    text = "" if describe is None else describe(record)
     more = record.get("reason") or record.get("error") or record.get("code") or ""
     return f"{text} ({more})" if more else text
+
+
+def _decision(record: _Record) -> str:
+    text = f"{record.get('verb')}: {record.get('verdict')}"
+    refusals = record.get("refusals")
+    return f"{text}, {refusals[0].get('text')}" if refusals else text
+
+
+def _quarantine(record: _Record) -> str:
+    over = "released" if record.get("is_over") else f"{record.get('failures')} failures"
+    return f"{record.get('service')}: {record.get('kind')}, {over}: {record.get('problem')}"
+
+
+_TEXTS: Final[Mapping[str, Callable[[_Record], str]]] = {
+    "allocation": lambda it: f"{it.get('op')} {it.get('allocation_id', '')[:8]}",
+    "state": lambda it: str(it.get("state")),
+    "decision": _decision,
+    "admission": lambda it: "allowed" if it.get("allowed", True) else "denied",
+    "breach": lambda it: f"{it.get('kind')}: {it.get('used_mib', 0)} MiB used",
+    "device": lambda it: f"{len(it.get('devices') or [])} devices of {it.get('vendor')}",
+    "policy": lambda it: f"canary {it.get('policy')} rolled back",
+    "usage": lambda it: f"{len(it.get('shares') or [])} shares",
+    "idle": lambda it: (
+        f"{it.get('change')}, {float(it.get('lost_s', 0)) / 3600:.2f} device hours lost"
+    ),
+    "idleaction": lambda it: f"{it.get('policy')}: {it.get('outcome')}",
+    "quarantine": _quarantine,
+}

@@ -196,6 +196,9 @@ class DraSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     monitor: bool = False
     """Publish one more device, ``monitor``, which gives claims with admin access all devices of the
     node without limits."""
+    fault_effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
+    """Effect of the taint ``gpu.hami.io/unhealthy`` of a faulty device. With ``NoExecute`` the
+    kube-controller-manager also deletes the pods whose claims have the device."""
 
 
 class VnpuCoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -324,6 +324,7 @@ class Scheduler:
             metrics=metrics,
             writer=writer,
         )
+        self.resizer.on_claim = self.claims.resized
         self._background = BackgroundTasks(
             effects=effects,
             waker=waker,

@@ -127,6 +127,13 @@ def test_device_that_takes_no_share_more_is_tainted_and_stays_legal(
     assert found["taints"][0]["effect"] == "NoSchedule"
 
 
+def test_taint_of_a_fault_has_the_effect_of_the_setting() -> None:
+    broken = device(0, healthy=False, cordoned=True)
+    [[found]] = pages_of([broken], {}, fault_effect="NoExecute")
+    effects = {one["key"]: one["effect"] for one in found["taints"]}
+    assert effects == {UNHEALTHY: "NoExecute", CORDONED: "NoSchedule"}
+
+
 def test_faults_and_cordons_are_taints() -> None:
     assert taints(shown(device(0, healthy=False, cordoned=True))) == [UNHEALTHY, CORDONED]
     assert taints(shown(device(0), faulty={"nvidia-0"})) == [UNHEALTHY]

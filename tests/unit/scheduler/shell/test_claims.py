@@ -5,22 +5,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 
 from hami_common.bus import subjects
 from hami_common.dra.claims import UNPREPARED
 from hami_common.dra.names import BOOKED, DRIVER
-from hami_common.errors import Denied, NotFound, RequestInvalid, Unavailable
+from hami_common.errors import Denied, HamiError, NotFound, RequestInvalid, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
+from hami_common.events.asking import ShareNow, UsageAnswer
 from hami_common.ports import WatchEvent
-from hami_core.planning.resizing import ResizeRequest, resized
+from hami_core.planning.resizing import ResizeRequest
 from hami_scheduler.settings import DraSettings
 from tests.support import claims
 from tests.support.claims import result
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.fakekube import FakeKube
-from tests.unit.scheduler.shell.world import Running, World, pod_path
+from tests.unit.scheduler.shell.world import Running, World, pod_path, quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -480,7 +482,7 @@ async def test_records_of_claims_are_settled_while_claims_are_not_followed() -> 
         assert booked(world) == {"kept": 1000}
 
 
-async def test_claim_is_not_evicted_for_a_pod_and_not_resized() -> None:
+async def test_claim_is_not_evicted_for_a_pod() -> None:
     async with running_world() as (world, running):
         put(world, "c", result(GPU, memory="12000Mi"))
         await world.advance(7, "n1")
@@ -491,13 +493,151 @@ async def test_claim_is_not_evicted_for_a_pod_and_not_resized() -> None:
         await world.advance(14, "n1")
         assert world.kube.evictions == []
         assert booked(world) == {"c": 12_000}
-        holding = running.state.ledger.holding("n1", "uid-c")
-        assert holding is not None
-        wish = ResizeRequest(namespace="default", pod="c", memory_mib=1)
-        with pytest.raises(RequestInvalid, match="ResourceClaim"):
-            resized(holding, wish, state="running")
-        with pytest.raises(RequestInvalid, match="ResourceClaim"):
-            await running.scheduler.resizer.resize(wish)
+
+
+class Agent:
+    """The node agent as a resize asks it: claim ``c`` is used by two containers of one request."""
+
+    def __init__(self, world: World, *, used_mib: int = 0) -> None:
+        self._world = world
+        self.used_mib = used_mib
+        self.is_following = True
+        self.seen: list[tuple[int, int]] = []
+        """(booked, limit) of each question, in MiB."""
+
+    async def ask(self, subject: str) -> bytes:
+        (record,) = self._world.live()
+        (booked_share,) = record.containers[0].shares
+        (share,) = (record.limits or record.containers)[0].shares
+        self.seen.append((booked_share.memory_mib, share.memory_mib))
+        users = [
+            ShareNow(
+                namespace="default",
+                pod=pod,
+                pod_uid=f"uid-{pod}",
+                container="main",
+                vendor="nvidia",
+                uuid=share.uuid,
+                memory_mib=booked_share.memory_mib,
+                used_mib=self.used_mib,
+                file_mib=share.memory_mib if self.is_following else 1,
+                file_core_pct=share.core_pct,
+                owner_uid="uid-c",
+                owner_container="gpu",
+            )
+            for pod in ("a", "b")
+        ]
+        return codec.encode(UsageAnswer(node="n1", time_s=0.0, shares=tuple(users)))
+
+
+@asynccontextmanager
+async def prepared_claim(
+    monkeypatch: pytest.MonkeyPatch, **agent: Any
+) -> AsyncIterator[tuple[World, Running, Agent]]:
+    """Claim ``c`` with 3000 MiB and 10 % of a device, prepared on its node."""
+    async with running_world(reconcile_s=7.0) as (world, running):
+        put(world, "c", result(GPU, memory="3000Mi", cores="10", shareID="s"))
+        await world.advance(7, "n1")
+        (record,) = world.live()
+        await report(world, record, "prepared")
+        asked = Agent(world, **agent)
+        monkeypatch.setattr(running.scheduler.resizer, "_ask", asked.ask)
+        yield world, running, asked
+
+
+def shown(world: World) -> list[Obj]:
+    """``status.devices`` of claim ``c``."""
+    status: Obj = world.kube.objects[claims.path("c")]["status"]
+    return list(status.get("devices") or ())
+
+
+async def test_claim_is_resized_in_both_directions_and_shows_its_amounts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with prepared_claim(monkeypatch) as (world, running, agent):
+        before = world.live()[0].allocation_id
+        wish = ResizeRequest(namespace="default", claim="c", memory_mib=5000, core_pct=40)
+        done = await running.scheduler.resizer.resize(wish)
+        assert (done.pod, done.container.name, done.in_force) == ("c", "gpu", True)
+        assert booked(world) == {"c": 5000}
+        await world.advance(7, "n1")
+        (entry,) = shown(world)
+        assert entry["data"] == {"memory": "5000Mi", "cores": "40"}
+        assert (entry["driver"], entry["shareID"]) == ("gpu.hami.io", "s")
+        agent.seen.clear()
+        less = ResizeRequest(namespace="default", claim="c", container="gpu", memory_mib=2000)
+        assert (await running.scheduler.resizer.resize(less)).in_force
+        assert agent.seen[-1] == (5000, 2000)  # capacity is freed once the limits have shrunk
+        assert booked(world) == {"c": 2000}
+        await world.advance(30, "n1")
+        assert shown(world)[0]["data"] == {"memory": "2000Mi", "cores": "40"}
+        assert booked(world) == {"c": 2000}
+        assert world.live()[0].allocation_id == before
+        assert not world.live()[0].limits
+
+
+async def test_shrink_of_a_claim_that_its_node_does_not_apply_is_rolled_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with prepared_claim(monkeypatch) as (world, running, agent):
+        agent.is_following = False
+        wish = ResizeRequest(namespace="default", claim="c", memory_mib=1000)
+        refused: list[HamiError] = []
+
+        async def resize() -> None:
+            try:
+                await running.scheduler.resizer.resize(wish)
+            except HamiError as error:
+                refused.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(resize)
+            await world.advance(30, "n1")
+        assert "did not change" in str(refused[0])
+        (record,) = world.live()
+        assert (booked(world), record.limits) == ({"c": 3000}, ())
+
+
+async def test_shrink_of_a_claim_whose_scheduler_was_killed_is_rolled_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with prepared_claim(monkeypatch) as (world, running, agent):
+        agent.is_following = False
+        wish = ResizeRequest(namespace="default", claim="c", memory_mib=1000)
+        async with anyio.create_task_group() as group:
+            group.start_soon(running.scheduler.resizer.resize, wish)
+            await quiet()
+            group.cancel_scope.cancel()
+        assert world.live()[0].limits[0].shares[0].memory_mib == 1000
+        assert booked(world) == {"c": 3000}
+        await world.advance(200, "n1")
+        (record,) = world.live()
+        assert (booked(world), record.limits) == ({"c": 3000}, ())
+
+
+async def test_resize_of_a_claim_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with prepared_claim(monkeypatch, used_mib=2500) as (world, running, _):
+        resize = running.scheduler.resizer.resize
+        for wish, says in (
+            (ResizeRequest(namespace="default", pod="c", memory_mib=1), "name it as claim"),
+            (ResizeRequest(namespace="default", memory_mib=1), "name either of them"),
+            (ResizeRequest(namespace="default", claim="none", memory_mib=1), "claim default/none"),
+            (
+                ResizeRequest(namespace="default", claim="c", container="x", memory_mib=1),
+                "'x' has no share",
+            ),
+            (ResizeRequest(namespace="default", claim="c", memory_mib=2000), "uses 2500 MiB"),
+            (ResizeRequest(namespace="default", claim="c", memory_mib=90_000), "do not fit"),
+        ):
+            with pytest.raises(HamiError, match=says):
+                await resize(wish)
+        assert booked(world) == {"c": 3000}
+        (record,) = world.live()
+        await report(world, record, "prepared", code="unprepared")
+        with pytest.raises(RequestInvalid, match="not prepared"):
+            await resize(ResizeRequest(namespace="default", claim="c", memory_mib=4000))
 
 
 def log(world: World) -> list[AllocationRecord]:

@@ -82,7 +82,7 @@ def writes(running: Running) -> dict[str, float]:
     """Number of writes by kind, without those that never happened."""
     found = {
         write: running.value("hami_scheduler_claim_writes_total", write=write)
-        for write in ("create", "finalizer", "clear", "allocate", "reserve")
+        for write in ("create", "finalizer", "clear", "allocate", "reserve", "amounts")
     }
     return {write: number for write, number in found.items() if number}
 
@@ -483,7 +483,7 @@ async def test_claim_of_a_prepared_share_is_brought_back_to_its_devices() -> Non
         assert given(world)[0][1] == device_name(GPU)
 
 
-async def test_resize_of_a_prepared_share_leaves_the_claim_as_it_is() -> None:
+async def test_resize_of_a_prepared_share_leaves_the_allocation_and_shows_the_amounts() -> None:
     async with running_world(count=1) as (world, running):
         pod = await add(world)
         assert await running.bind(pod, "n1") == ""
@@ -494,6 +494,10 @@ async def test_resize_of_a_prepared_share_leaves_the_claim_as_it_is() -> None:
         await world.record(replace(record, op="resize", containers=containers))
         await world.advance(14, "n1")
         assert given(world) == [("main-nvidia", device_name(GPU), "1000Mi", "10")]
+        (entry,) = claim(world)["status"]["devices"]
+        assert entry["data"] == {"memory": "500Mi", "cores": "10"}
+        assert entry["device"] == device_name(GPU)
+        assert writes(running)["amounts"] == 1
 
 
 async def test_expired_reservation_takes_the_allocation_back() -> None:

@@ -12,6 +12,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from hami_common.bounds import (
@@ -110,7 +111,12 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 class _DeviceStatus(Struct, frozen=True, kw_only=True):
     driver: Name = ""
+    pool: Reference = ""
+    device: Word = ""
+    share_id: Uid | None = field(default=None, name="shareID")
     conditions: Annotated[tuple[Condition, ...], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    """Amounts in force of a share of ours, see ``data_of``; any document of another driver."""
 
 
 class _Status(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -183,6 +189,55 @@ class ResourceClaim(Struct, frozen=True, kw_only=True):
             parts += [one.request, one.pool, one.device, one.share_id or ""]
             parts += [f"{name}={amount}" for name, amount in amounts]
         return sha256("\0".join(parts).encode()).hexdigest()[:_ID_DIGITS]
+
+
+def data_of(share: Share) -> dict[str, str]:
+    """Return ``status.devices[].data`` of a share that was resized: its amounts in force."""
+    return {MEMORY: f"{share.memory_mib}Mi", CORES: str(share.core_pct)}
+
+
+def shown_amounts(
+    claim: ResourceClaim, containers: Iterable[ContainerShares]
+) -> dict[tuple[str, str, str | None], dict[str, str]]:
+    """Return the amounts that the claim's status is to show, by pool, device and share id.
+
+    ``containers``: the ledger's shares, by request. Empty if the status has the amounts in force:
+    those of ``status.devices[].data``, and of the allocation where there is no such entry.
+    Hardware partitions are left out: their amounts follow from their size.
+    """
+    wanted = {
+        (container.name, device_name(share.uuid)): share
+        for container in containers
+        for share in container.shares
+        if not share.profile
+    }
+    shown = {
+        (one.pool, one.device, one.share_id): bytes(one.data)
+        for one in (claim.status.devices if claim.status else None) or ()
+        if one.driver == DRIVER and bytes(one.data) != b"null"
+    }
+    found: dict[tuple[str, str, str | None], dict[str, str]] = {}
+    is_shown = True
+    for number, one in enumerate(claim.results()):
+        share = wanted.get((one.request.partition("/")[0], one.device))
+        if share is None:
+            continue
+        key, data = (one.pool, one.device, one.share_id), data_of(share)
+        found[key] = data
+        if key in shown:
+            is_shown = is_shown and _is_same(shown[key], data)
+        else:
+            memory_mib = _amount(number, one, MEMORY, unit=MIB_BYTES, most=MEMORY_MIB_MOST)
+            core_pct = _amount(number, one, CORES, unit=1, most=_WHOLE_PCT)
+            is_shown = is_shown and (memory_mib, core_pct) == (share.memory_mib, share.core_pct)
+    return {} if is_shown else found
+
+
+def _is_same(raw: bytes, data: dict[str, str]) -> bool:
+    try:
+        return bool(msgspec.json.decode(raw) == data)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
 
 
 def is_published(device: Device) -> bool:

@@ -108,6 +108,10 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """ResourceClaim through which the pod gets the shares; empty: through the device plugin. Its
     allocation has the same devices and amounts.
     """
+    limits: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)] = ()
+    """Shares that the limits files of a ResourceClaim are to have while it shrinks; ``containers``
+    are the larger ones, which stay booked until the files have these. Empty: those.
+    """
     sku: Reference = ""
     """SKU that the pod was admitted with, ``<name>@<version>``; empty: it names no SKU."""
     service_class: Word = field(default="", name="class")

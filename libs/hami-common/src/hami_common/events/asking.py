@@ -55,6 +55,12 @@ class ShareNow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     file_mib: Amount | None = None
     """Memory limit in the container's limits file; ``None``: no readable file."""
     file_core_pct: Amount | None = None
+    owner_uid: Uid = ""
+    """Uid under which the ledger has the share, if it is not the pod's: a ResourceClaim's."""
+    owner_container: Label = ""
+    """Name of the share in the ledger, if it is not the container's: the claim's request, or the
+    container whose request this one uses.
+    """
 
 
 class UsageAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

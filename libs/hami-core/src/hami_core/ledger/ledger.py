@@ -828,7 +828,13 @@ class Ledger:
         )
 
     def plan_resize(
-        self, holding: Holding, placement: Placement, *, now_s: float, reason: str
+        self,
+        holding: Holding,
+        placement: Placement,
+        *,
+        now_s: float,
+        reason: str,
+        limits: tuple[ContainerShares, ...] = (),
     ) -> Append | NodeRefusal:
         """Plan a change of an allocation's shares, on the same node and under the same id."""
         record = holding.record
@@ -854,6 +860,7 @@ class Ledger:
                 account=record.account,
                 origin=record.origin,
                 claim=record.claim,
+                limits=limits,
                 sku=record.sku,
                 service_class=record.service_class,
                 labels=record.labels,

@@ -104,6 +104,8 @@ def compare(holdings: Iterable[Holding], pods: Mapping[str, PodFacts]) -> list[S
         held.add((record.node, record.pod_uid))
         if is_of_claim(record):  # compared with its claim: no pod has its uid
             others.append(Doubt(holding=holding))
+            if record.limits:
+                others.append(Align(holding=holding))
             continue
         pod = pods.get(record.pod_uid)
         if pod is None:

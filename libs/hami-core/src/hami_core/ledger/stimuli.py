@@ -365,6 +365,8 @@ class ResizePlanned(Input[Append | NodeRefusal], frozen=True, kw_only=True):
     placement: Placement
     now_s: float
     reason: str
+    limits: tuple[ContainerShares, ...] = ()
+    """``AllocationRecord.limits``."""
 
 
 class RenewPlanned(Input[Append], frozen=True, kw_only=True):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the shares of a running container after a resize request.
+"""Computes the shares of a running container, or of a ResourceClaim, after a resize request.
 
 A resize takes three steps (``hami_scheduler.shell.resize``):
 
 1. The ledger books the larger of old and new.
-2. The pod's annotations are set to the new shares.
+2. The pod's annotations are set to the new shares. A claim that a user wrote has none: the node
+   agent follows its ledger record, with the new shares of a growth.
 3. Once the container's limits file has the new shares too, the ledger books them.
 
 So the ledger never promises capacity to others that the container may still take, and at any moment
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 from hami_common.bounds import Label, Name, SignedInt32
 from hami_common.compat.origins import title_of
 from hami_common.errors import RequestInvalid
-from hami_common.events.allocation import AllocationRecord, is_of_claim
+from hami_common.events.allocation import is_of_claim
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import MPS_MODE
 from hami_core.ledger.holding import Holding
@@ -36,9 +37,11 @@ class ResizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Requested shares of a running container."""
 
     namespace: Label
-    pod: Name
+    pod: Name = ""
+    claim: Name = ""
+    """A ResourceClaim that a user wrote, instead of ``pod``."""
     container: Label = ""
-    """Empty: the pod's only container with a share."""
+    """The pod's container, or the claim's request; empty: the only one with a share."""
     memory_mib: SignedInt32 | None = None
     """Memory of each of the container's devices; ``None``: unchanged."""
     core_pct: SignedInt32 | None = None
@@ -54,18 +57,20 @@ def resized(
 
     ``RequestInvalid`` names the reason of a refusal.
     """
-    require_pod(holding.record)
-    if holding.record.origin:
+    is_claim, title = is_of_claim(holding.record), title_of(holding.record.origin)
+    subject = "claim" if is_claim else "pod"
+    if holding.record.origin and not is_claim:
         raise RequestInvalid(
             field="pod",
-            problem=f"it was placed by {title_of(holding.record.origin)}, which limits its share",
+            problem=f"it was placed by {title}, which limits its share",
             fix="create it again: then it is ours and can be resized",
         )
-    if state != "running":
+    wanted = "prepared" if is_claim else "running"
+    if state != wanted:
         raise RequestInvalid(
-            field="pod",
-            problem=f"its allocation is {state}, and only a running one can be resized",
-            fix="wait until all its containers run",
+            field=subject,
+            problem=f"its allocation is {state}, and only a {wanted} one can be resized",
+            fix="wait until a pod uses it" if is_claim else "wait until all its containers run",
         )
     if wish.memory_mib is None and wish.core_pct is None:
         raise RequestInvalid(
@@ -81,30 +86,21 @@ def resized(
             problem=f"{wish.core_pct} is not a percentage of one device",
             fix="give 0 (no limit) to 100",
         )
-    target = _container(holding.record.containers, wish.container)
+    what = "request" if is_claim else "container"
+    target = _container(subject, what, holding.record.containers, wish.container)
     for share in target.shares:
-        _require_resizable(target.name, share)
+        _require_resizable(f"{what} {target.name}", share)
     changed = replace(target, shares=tuple(_changed(share, wish) for share in target.shares))
     if changed == target:
         raise RequestInvalid(
             field="memory_mib",
-            problem=f"container {target.name} has these shares already",
+            problem=f"{what} {target.name} has these shares already",
             fix="give other amounts",
         )
     containers = tuple(
         changed if one.name == target.name else one for one in holding.record.containers
     )
     return changed, containers
-
-
-def require_pod(record: AllocationRecord) -> None:
-    """Raise ``RequestInvalid`` if a ResourceClaim holds the record's shares."""
-    if is_of_claim(record):
-        raise RequestInvalid(
-            field="pod",
-            problem=f"{record.pod} is a ResourceClaim, and an allocation never changes",
-            fix="create another claim with the amounts that you need",
-        )
 
 
 def larger(
@@ -136,7 +132,9 @@ def shrinks(old: Iterable[ContainerShares], new: Iterable[ContainerShares]) -> b
     )
 
 
-def _container(containers: Iterable[ContainerShares], name: str) -> ContainerShares:
+def _container(
+    subject: str, what: str, containers: Iterable[ContainerShares], name: str
+) -> ContainerShares:
     known = [one for one in containers if one.shares]
     found = [one for one in known if not name or one.name == name]
     if len(found) == 1:
@@ -144,12 +142,14 @@ def _container(containers: Iterable[ContainerShares], name: str) -> ContainerSha
     names = ", ".join(one.name for one in known)
     raise RequestInvalid(
         field="container",
-        problem=f"{name!r} has no share" if name else "the pod has several containers with shares",
-        fix=f"name one of {names}" if names else "choose another pod",
+        problem=f"{name!r} has no share"
+        if name
+        else f"the {subject} has several {what}s with shares",
+        fix=f"name one of {names}" if names else f"choose another {subject}",
     )
 
 
-def _require_resizable(container: str, share: Share) -> None:
+def _require_resizable(title: str, share: Share) -> None:
     if share.profile:
         problem = f"it holds the hardware partition {share.part}, whose size is the hardware's"
         fix = "start the pod again with another partition"
@@ -164,7 +164,7 @@ def _require_resizable(container: str, share: Share) -> None:
         fix = "start the pod again with another request"
     else:
         return
-    raise RequestInvalid(field=f"container {container}", problem=problem, fix=fix)
+    raise RequestInvalid(field=title, problem=problem, fix=fix)
 
 
 def _changed(share: Share, wish: ResizeRequest) -> Share:

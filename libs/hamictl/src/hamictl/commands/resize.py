@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hamictl resize``: changes the share of a running container."""
+"""``hamictl resize``: changes the share of a running container or of a ResourceClaim."""
 
 import click
 
@@ -8,10 +8,14 @@ from hamictl.errors import InputRefused
 
 
 @click.command()
-@click.argument("pod")
+@click.argument("pod", required=False, default="")
 @options.pod_namespace_option
+@click.option("--claim", default="", help="Resize this ResourceClaim instead of a pod.")
 @click.option(
-    "-c", "--container", default="", help="Container to resize; required if several have shares."
+    "-c",
+    "--container",
+    default="",
+    help="Container, or request of the claim, to resize; required if several have shares.",
 )
 @click.option("--memory", type=click.IntRange(1), help="New memory limit per device, in MiB.")
 @click.option(
@@ -22,9 +26,10 @@ from hamictl.errors import InputRefused
 @click.option("--force", is_flag=True, help="Allow limits below the current use.")
 @options.scheduler_option
 @options.format_option
-def resize(  # noqa: PLR0917 - click passes them by name
+def resize(  # noqa: PLR0913, PLR0917 - click passes them by name
     pod: str,
     namespace: str,
+    claim: str,
     container: str,
     memory: int | None,
     cores: int | None,
@@ -33,12 +38,16 @@ def resize(  # noqa: PLR0917 - click passes them by name
     format_: str,
 ) -> None:
     """Resize the share of a running container without a restart."""
+    if bool(pod) == bool(claim):
+        message = "name a POD, or a ResourceClaim with --claim"
+        raise InputRefused(message)
     if memory is None and cores is None:
         message = "give --memory, --cores or both"
         raise InputRefused(message)
     body = {
         "namespace": namespace,
         "pod": pod,
+        "claim": claim,
         "container": container,
         "memory_mib": memory,
         "core_pct": cores,
@@ -57,6 +66,8 @@ def resize(  # noqa: PLR0917 - click passes them by name
         ]
         for was, share in zip(done.before.shares, done.container.shares, strict=True)
     ]
-    output.table(["CONTAINER", "DEVICE", "MEMORY MIB", "CORES %"], rows, empty="")
+    output.table(
+        ["REQUEST" if claim else "CONTAINER", "DEVICE", "MEMORY MIB", "CORES %"], rows, empty=""
+    )
     if not done.in_force:
         click.echo("The new limits are written; the node has not confirmed them yet.", err=True)

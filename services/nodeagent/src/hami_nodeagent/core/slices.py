@@ -98,11 +98,12 @@ def pages_of(
     faulty: Collection[str] = (),
     sound: Collection[str] = (),
     pcie_roots: Mapping[str, str] = {},
+    fault_effect: str = "NoSchedule",
 ) -> tuple[tuple[Obj, ...], ...]:
     """Return the devices, or the sets of counters, of each slice; one empty slice without any.
 
     ``faulty`` and ``sound``: devices by this node's own finding, which is newer than the registry's
-    record. ``pcie_roots``: by UUID, where known.
+    record. ``pcie_roots``: by UUID, where known. ``fault_effect``: of the taint of a faulty device.
     """
     known = sorted(devices, key=lambda one: (one.vendor, one.index, one.uuid))
 
@@ -112,6 +113,7 @@ def pages_of(
             held,
             is_sound=_is_sound(one, faulty, sound),
             pcie_root=pcie_roots.get(one.uuid, ""),
+            fault_effect=fault_effect,
         )
 
     idle = Holdings()
@@ -163,19 +165,21 @@ def _is_sound(device: Device, faulty: Collection[str], sound: Collection[str]) -
     return device.uuid in sound or (device.healthy and device.uuid not in faulty)
 
 
-def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -> Obj:
+def _device(
+    device: Device, held: Holdings, *, is_sound: bool, pcie_root: str, fault_effect: str
+) -> Obj:
     others = held.others
     left_mib = device.capacity_mib - device.foreign_mib - others.memory_mib - held.grown_mib
     left_mib = 0 if others.exclusive else left_mib
     left_core_pct = max(0, device.capacity_core_pct - others.core_pct - held.grown_core_pct)
     left_slots = device.slots - others.slots
-    taints = []
+    taints: dict[str, str] = {}
     if _is_full(device, held, left_mib, left_slots):
-        taints.append(names.FULL)
+        taints[names.FULL] = "NoSchedule"
     if not is_sound:
-        taints.append(names.UNHEALTHY)
+        taints[names.UNHEALTHY] = fault_effect
     if device.cordoned:
-        taints.append(names.CORDONED)
+        taints[names.CORDONED] = "NoSchedule"
     found: Obj = {
         "name": names.device_name(device.uuid),
         "attributes": _attributes(device, pcie_root),
@@ -193,7 +197,7 @@ def _device(device: Device, held: Holdings, *, is_sound: bool, pcie_root: str) -
         "allowMultipleAllocations": True,
     }
     if taints:
-        found["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+        found["taints"] = [{"key": key, "effect": effect} for key, effect in taints.items()]
     return found
 
 

@@ -138,6 +138,7 @@ class Answers:
 
     def _share(self, row: Row, files: Mapping[ContainerKey, Mapping[str, DeviceLimit]]) -> ShareNow:
         limit = files.get((row.holder.pod_uid, row.holder.container), {}).get(row.holder.uuid)
+        uid, container = row.holder.owner
         return ShareNow(
             namespace=row.holder.namespace,
             pod=row.holder.pod,
@@ -154,6 +155,8 @@ class Answers:
             is_over=row.is_over,
             file_mib=None if limit is None else limit.memory_mib,
             file_core_pct=None if limit is None else limit.core_pct,
+            owner_uid=uid if uid != row.holder.pod_uid else "",
+            owner_container=container if container != row.holder.container else "",
         )
 
     def _is_held(self, row: Row) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from opentelemetry.trace import SpanKind
 
 from hami_common.apipath import api_path, is_label
 from hami_common.dra import names
@@ -119,6 +120,7 @@ class Preparer:
                 self._locks.pop(uid, None)
         metrics, took_s = self._site.metrics.claims, self._clock.monotonic_s() - begun_s
         metrics.seconds.observe(took_s)
+        self._trace(namespace, name, uid, took_s, outcome)
         extra = {"claim": f"{namespace}/{name}", "uid": uid, "took_s": round(took_s, 3)}
         if isinstance(outcome, Refuse):
             metrics.prepares.labels(outcome=outcome.code).inc()
@@ -127,6 +129,33 @@ class Preparer:
             metrics.prepares.labels(outcome="ok").inc()
             _log.info("claim prepared", extra=extra)
         return outcome
+
+    def _trace(
+        self, namespace: str, name: str, uid: str, took_s: float, outcome: Prepared | Refuse
+    ) -> None:
+        """Record a span below the one that wrote the ledger record, as for ``Allocate``."""
+        tracing, owner = self._site.tracing, self._holder(namespace, name, uid)
+        entry = self._picture.entries_by_uid.get(owner)
+        if not tracing.is_recording or entry is None:
+            return
+        pod = self._picture.pods.find(owner)
+        of_pod = {"k8s.pod.name": entry.record.pod, "k8s.pod.uid": owner} if pod else {}
+        end_s = self._clock.now_s()
+        tracing.record(
+            "prepare",
+            traceparent=entry.traceparent or (pod.traceparent if pod is not None else ""),
+            begin_s=end_s - took_s,
+            end_s=end_s,
+            kind=SpanKind.SERVER,
+            attributes={
+                "k8s.node.name": self._picture.node,
+                "k8s.namespace.name": namespace,
+                "hami.claim": name,
+                "hami.allocation.id": entry.record.allocation_id,
+                **of_pod,
+            },
+            problem=outcome.message if isinstance(outcome, Refuse) else "",
+        )
 
     async def _prepare(self, namespace: str, name: str, uid: str) -> Prepared | Refuse:
         installed: Installed | None = None

@@ -112,7 +112,9 @@ class Relimiter:
         if grant.is_claim:
             entry = self._picture.entries_by_uid.get(grant.pod_uid)
             is_live = entry is not None and entry.record.allocation_id == grant.allocation_id
-            return entry.record.containers if entry is not None and is_live else ()
+            if entry is None or not is_live:
+                return ()
+            return entry.record.limits or entry.record.containers
         pod = self._picture.pods.find(grant.pod_uid)
         if pod is None or pod.signed is None or not self._picture.pods.is_alive(pod.uid):
             return ()

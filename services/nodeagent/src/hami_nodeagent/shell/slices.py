@@ -115,6 +115,7 @@ class SliceKeeper:
             faulty=view.faulty,
             sound=view.sound,
             pcie_roots=self._roots,
+            fault_effect=self._site.settings.dra.fault_effect,
         )
         monitor = names.monitor_slice(picture.node)
         shares = {name: one for name, one in self._stored.items() if name != monitor}

@@ -419,7 +419,11 @@ class Binder:
         )
 
     async def book(
-        self, node: str, plan: Callable[[], Append | NodeRefusal | None]
+        self,
+        node: str,
+        plan: Callable[[], Append | NodeRefusal | None],
+        *,
+        traceparent: str = "",
     ) -> Holding | None:
         """Write a record that no Binding follows, within quotas; ``Refused`` has the reason if not.
 
@@ -439,7 +443,7 @@ class Binder:
                         raise Refused(outcome="no-fit", text=planned.text)
                     allocation_id = planned.record.allocation_id
                     self._expect(planned.record)
-                    holding = await self._append(planned, "")
+                    holding = await self._append(planned, traceparent)
                     if holding is not None:
                         break
                 else:

@@ -4,15 +4,17 @@
 Seconds throughout.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from hami_common.apipath import api_path
-from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.claims import ResourceClaim, shown_amounts
 from hami_common.dra.names import BOOKED, DRIVER, GROUP, VERSION
 from hami_common.errors import NotFound
 from hami_common.events.codec import decode
+from hami_common.model.placement import ContainerShares
 from hami_common.ports import KubeApi
 from hami_core.ledger.podclaim import StoredClaim
 from hami_core.planning.conditions import Condition
@@ -83,7 +85,39 @@ class ClaimApi:
             is_same = fresh.uid == claim.uid and fresh.allocation_id() == claim.allocation_id()
             if not is_same or (known.status, known.reason) == (condition.status, condition.reason):
                 return False
-            await self._kube.patch(f"{path}/status", _reporting(raw, condition))
+
+            def change(entry: dict[str, Any]) -> None:
+                others = [one for one in entry.get("conditions") or () if one.get("type") != BOOKED]
+                entry["conditions"] = [*others, msgspec.to_builtins(condition)]
+
+            await self._kube.patch(f"{path}/status", _reporting(raw, change))
+        return True
+
+    async def show(self, claim: ResourceClaim, containers: Sequence[ContainerShares]) -> bool:
+        """Write the amounts in force into ``status.devices[].data`` of the devices of ours.
+
+        ``containers``: the ledger's shares, by request. Returns whether this call wrote them: not
+        if the status has them, nor if the allocation is another one by now. Errors as of
+        ``report``.
+        """
+        path = _path(claim.namespace, claim.metadata.name)
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            try:
+                raw = await self._kube.get(path)
+            except NotFound:
+                return False
+            fresh = read_claim(raw)
+            is_same = fresh.uid == claim.uid and fresh.allocation_id() == claim.allocation_id()
+            amounts = shown_amounts(fresh, containers) if is_same else {}
+            if not amounts:
+                return False
+
+            def change(entry: dict[str, Any]) -> None:
+                key = (entry["pool"], entry["device"], entry.get("shareID"))
+                if key in amounts:
+                    entry["data"] = amounts[key]
+
+            await self._kube.patch(f"{path}/status", _reporting(raw, change))
         return True
 
     async def list_all(self) -> list[msgspec.Raw]:
@@ -100,8 +134,8 @@ def _path(namespace: str, *names: str) -> str:
     return api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", *names)
 
 
-def _reporting(raw: bytes, condition: Condition) -> bytes:
-    """Return the patch that sets a condition of our devices and leaves all others as they are.
+def _reporting(raw: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return the patch that changes the status of our devices and leaves all others as they are.
 
     A merge patch replaces the list of devices as a whole; the resource version ensures that no
     other writer's entry is lost.
@@ -117,8 +151,7 @@ def _reporting(raw: bytes, condition: Condition) -> bytes:
         if entry is None:
             entry = {key: result[key] for key in _IDENTITY if key in result}
             devices.append(entry)
-        others = [one for one in entry.get("conditions") or () if one.get("type") != BOOKED]
-        entry["conditions"] = [*others, msgspec.to_builtins(condition)]
+        change(entry)
     version = document["metadata"].get("resourceVersion", "")
     patch = {"metadata": {"resourceVersion": version}, "status": {"devices": devices}}
     return msgspec.json.encode(patch)

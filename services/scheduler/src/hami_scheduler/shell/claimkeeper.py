@@ -15,7 +15,8 @@ from typing import Final, Literal
 import anyio
 from anyio.abc import TaskGroup
 
-from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.claims import ResourceClaim, shown_amounts
+from hami_common.dra.podclaims import by_request
 from hami_common.errors import Denied, HamiError, NotFound, Unavailable
 from hami_common.ports import KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
@@ -41,7 +42,7 @@ PARALLEL: Final = 16
 """Concurrent calls to the API server."""
 PAUSE_MOST_S: Final = 60.0
 """Longest pause between two attempts at one claim."""
-Step = Literal["create", "report", "settle", "clear", ""]
+Step = Literal["create", "report", "settle", "show", "clear", ""]
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +226,11 @@ class ClaimKeeper:
             return ""  # created again once it is gone
         if pod.node:
             holding = self._committed(pod)
-            return "settle" if holding is not None and self._differs(claim, holding) else ""
+            if holding is None:
+                return ""
+            if self._differs(claim, holding):
+                return "settle"
+            return "show" if self._is_resized(claim, holding) else ""
         return "clear" if self._is_pinned(uid, claim) else ""
 
     def _step_without_claim(self, pod: PodFacts) -> Step:
@@ -268,6 +273,13 @@ class ClaimKeeper:
             return False
         return not (holding.containers_exist() and has_devices(claim, record))
 
+    def _is_resized(self, claim: ResourceClaim, holding: Holding) -> bool:
+        """Return whether the claim's status has other amounts than those in force."""
+        record = holding.record
+        if self._agreed.get(record.pod_uid) == (claim.metadata.resource_version, holding.revision):
+            return False
+        return bool(shown_amounts(claim, by_request(record.containers)))
+
     def _is_pinned(self, uid: str, claim: ResourceClaim) -> bool:
         """Return whether the claim of the waiting pod has an allocation without a record."""
         holdings = self._state.ledger.holdings_of_pod(uid)
@@ -292,6 +304,10 @@ class ClaimKeeper:
             holding = self._committed(pod)
             if holding is not None:
                 await self._settle(holding, pod)
+        elif step == "show":
+            holding, claim = self._committed(pod), self._writer.known(uid)
+            if holding is not None and claim is not None:
+                await self._writer.show(claim, by_request(holding.record.containers))
         elif step == "clear":
             await self._writer.clear(
                 namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=pod.claim

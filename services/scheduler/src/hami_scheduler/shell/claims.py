@@ -19,7 +19,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from hami_common.dra.claims import ResourceClaim, containers_of, node_of
+from hami_common.dra.claims import ResourceClaim, containers_of, node_of, shown_amounts
 from hami_common.dra.names import BOOKED, GROUP, VERSION
 from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, RequestInvalid, Unavailable
@@ -213,6 +213,22 @@ class Claims:
                 await self._isolated(claim.uid, partial(self._book, claim))
             elif claim.verdict().status == REFUSED:
                 await self._isolated(claim.uid, partial(self._withdraw, claim))
+            else:
+                await self._isolated(claim.uid, partial(self._show, claim))
+
+    async def _show(self, claim: ResourceClaim) -> None:
+        """Write the amounts of a resized claim into its status; a resize books the last ones."""
+        for holding in self._state.ledger.holdings_of_pod(claim.uid):
+            record = holding.record
+            shares = record.limits or record.containers
+            is_current = record.allocation_id == self._ids.get(claim.uid)
+            if is_current and shown_amounts(claim, shares):
+                await self._effects.claims.show(claim, shares)
+
+    def resized(self, uid: str) -> None:
+        """Consider a claim whose record a resize has changed."""
+        self._dirty.add(uid)
+        self._wake.set()
 
     def _is_booked(self, uid: str) -> bool:
         return self._has_record(uid, self._ids[uid])
@@ -245,7 +261,11 @@ class Claims:
         if not await self._is_current(claim, planned):
             return
         try:
-            holding = await self._binder.book(node, partial(self._state.core.answer, planned))
+            holding = await self._binder.book(
+                node,
+                partial(self._state.core.answer, planned),
+                traceparent=(claim.metadata.annotations or {}).get(keys.TRACEPARENT, ""),
+            )
         except Refused as refused:
             if refused.outcome in REFUSALS:
                 await self._refuse(claim, node, refused.text)

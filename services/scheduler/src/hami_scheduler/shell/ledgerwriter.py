@@ -24,7 +24,7 @@ from opentelemetry.trace import Span, SpanKind
 from hami_common.bus import subjects
 from hami_common.errors import Conflict, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_claim
 from hami_common.ports import Bucket, Write
 from hami_common.runtime.telemetry import Tracing, current_traceparent
 from hami_core.ledger import repair
@@ -318,7 +318,10 @@ class LedgerWriter:
     def _span(
         self, name: str, record: AllocationRecord | StateRecord, kind: SpanKind, traceparent: str
     ) -> AbstractContextManager[Span]:
-        """Open a span of the trace of the record's pod; a no-op without a trace."""
+        """Open a span of the trace of the record's pod; a no-op without a trace.
+
+        A claim that a user wrote has no pod: its trace begins with its record.
+        """
         tracing = self._tracing
         if not traceparent and (pod := self._state.pods.get(record.pod_uid)) is not None:
             traceparent = pod.traceparent
@@ -330,8 +333,9 @@ class LedgerWriter:
                 "k8s.pod.uid": record.pod_uid,
                 "hami.allocation.id": record.allocation_id,
             }
+        begins = isinstance(record, AllocationRecord) and is_of_claim(record) and name == "reserve"
         return tracing.start_span(
-            name, traceparent=traceparent, begins=False, kind=kind, attributes=attributes
+            name, traceparent=traceparent, begins=begins, kind=kind, attributes=attributes
         )
 
     def _headers(self, what: str, time_s: float) -> dict[str, str]:

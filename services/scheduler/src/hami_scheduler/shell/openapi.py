@@ -37,11 +37,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         path="/v1/resize",
         name="resize",
         method="post",
-        text="Change the shares of a running container.",
+        text="Change the shares of a running container, or of a ResourceClaim that a user wrote.",
         body=ResizeRequest,
         answer=Resized,
         errors={
-            404: "No such pod or container has a share.",
+            404: "No such pod, claim or container has a share.",
             409: "The share stays as it is: in-use, no-room, no-quota, not-settled, changed or "
             "contended.",
         },

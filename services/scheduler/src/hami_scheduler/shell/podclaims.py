@@ -13,17 +13,20 @@ refused reads the claim, and may find its work done. Seconds throughout.
 """
 
 import logging
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from typing import Final, Literal
 from uuid import uuid4
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from hami_common.dra.claims import ResourceClaim
 from hami_common.dra.names import node_of_pool
 from hami_common.dra.podclaims import owner_pod
-from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
+from hami_common.model.placement import ContainerShares
 from hami_common.runtime.telemetry import Tracing
 from hami_core.ledger.podclaim import (
     FINALIZER,
@@ -155,7 +158,8 @@ class PodClaims:
         if pod.uid in self._known:
             return
         try:
-            await self.create(pod)
+            with self._span(pod.claim):
+                await self.create(pod)
         except HamiError as error:
             _log.debug("claim not created early", extra={"pod": pod.name, "problem": str(error)})
 
@@ -173,12 +177,17 @@ class PodClaims:
         ``pod``: as it was when it had no node; it has the requests of a claim that does not exist.
         ``Unsettled``: the claim is being deleted, is another pod's, or keeps changing.
         """
-        with self._tracing.start_span("claim", begins=False, kind=SpanKind.CLIENT) as span:
-            span.set_attribute("hami.claim", record.claim)
+        with self._span(record.claim) as span:
             settled = await self._settle(record, pod)
             span.set_attribute("hami.outcome", settled)
         self._metrics.claims.labels(outcome=settled).inc()
         return settled
+
+    def _span(self, claim: str) -> AbstractContextManager[Span]:
+        attributes = {"hami.claim": claim} if self._tracing.is_recording else None
+        return self._tracing.start_span(
+            "claim", begins=False, kind=SpanKind.CLIENT, attributes=attributes
+        )
 
     async def _settle(self, record: AllocationRecord, pod: PodFacts) -> Settled:
         name = f"ResourceClaim {record.claim}"
@@ -263,6 +272,15 @@ class PodClaims:
         written = await self.api.patch(stored.claim, document, subresource=subresource)
         self.see(written, pod_uid)
         return written
+
+    async def show(self, claim: ResourceClaim, containers: Sequence[ContainerShares]) -> None:
+        """Write the amounts in force of a resized claim; a right that is missing is logged."""
+        try:
+            if await self.api.show(claim, containers):
+                self._metrics.claim_writes.labels(write="amounts").inc()
+        except Denied as error:
+            extra = {"claim": f"{claim.namespace}/{claim.metadata.name}", "problem": str(error)}
+            _log.warning("amounts not written to the claim", extra=extra)
 
     async def clear(self, *, namespace: str, pod: str, pod_uid: str, claim: str) -> bool:
         """Clear the allocation that a pod without a node would keep; returns whether it did.

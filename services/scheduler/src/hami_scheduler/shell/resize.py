@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the shares of a running container: ledger, annotations, limits file, ledger.
+"""Changes the shares of a running container or a claim: ledger, annotations, limits file, ledger.
 
 Order (``hami_core.planning.resizing``):
 
@@ -7,6 +7,9 @@ Order (``hami_core.planning.resizing``):
 2. The pod's annotations are written with uid and resourceVersion as preconditions.
 3. The node's agent is polled until the container's limits file has the new shares.
 4. Freed capacity is released.
+
+A ResourceClaim that a user wrote has no annotations: the agent follows its ledger record. While it
+shrinks, the record has the new shares as ``limits`` and books the old ones.
 
 If a resize is interrupted, the ledger is the source of truth, and ``align`` writes the annotations
 that belong to it: the comparison of ledger and pods requests that after a crash. A shrink that the
@@ -26,10 +29,12 @@ from hami_common.errors import (
     Conflict,
     HamiError,
     NotFound,
+    RequestInvalid,
     Unavailable,
     WireInvalid,
 )
 from hami_common.events import codec
+from hami_common.events.allocation import is_of_claim
 from hami_common.events.asking import ShareNow, UsageAnswer
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.placement import ContainerShares, Placement
@@ -41,13 +46,14 @@ from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import Append, ResizePlanned
 from hami_core.placement.reasons import NodeRefusal
-from hami_core.planning.resizing import ResizeRequest, larger, require_pod, resized, shrinks
+from hami_core.planning.resizing import ResizeRequest, larger, resized, shrinks
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper
+from hami_scheduler.shell.settling import is_prepared
 from hami_scheduler.shell.state import State
 
 
@@ -62,6 +68,8 @@ class Ask(Protocol):
 REFUSED = 409
 _LOOK_S = 0.25
 _ANNOTATE_TRIES = 6
+_SHRINK_WAITS = 3
+"""Number of ``resize_confirm_s`` after which a claim's shrink has been interrupted."""
 
 _log = logging.getLogger(__name__)
 _decoder = msgspec.json.Decoder(ResizeRequest)
@@ -91,6 +99,7 @@ class Resized(Struct, frozen=True, kw_only=True):
 
     namespace: str
     pod: str
+    """Name of the pod, or of the ResourceClaim."""
     node: str
     allocation_id: str
     ledger_seq: int
@@ -115,6 +124,8 @@ class Resizer:
         settings: Settings,
         metrics: Metrics,
     ) -> None:
+        self.on_claim: Callable[[str], None] | None = None
+        """Called with the uid of a claim that was resized."""
         self._state = state
         self._effects = effects
         self._quota = quota
@@ -147,9 +158,15 @@ class Resizer:
         ``ResizeRefused``, ``RequestInvalid`` and ``NotFound`` have the reason otherwise.
         """
         try:
-            found = self._find(wish)
-            async with self._pods.hold(found.uid, wait_s=self._settings.bind_wait_s):
-                done = await self._resize(wish)
+            if bool(wish.pod) == bool(wish.claim):
+                raise RequestInvalid(
+                    field="pod",
+                    problem="a resize is of one pod or of one claim",
+                    fix="name either of them",
+                )
+            uid = self._claimed(wish).record.pod_uid if wish.claim else self._find(wish).uid
+            async with self._pods.hold(uid, wait_s=self._settings.bind_wait_s):
+                done = await (self._resize_claim(wish) if wish.claim else self._resize(wish))
         except HamiError as error:
             outcome = error.code if isinstance(error, ResizeRefused) else type(error).__name__
             self._metrics.resizes.labels(outcome=outcome).inc()
@@ -172,10 +189,32 @@ class Resizer:
         for pod in self._state.pods:
             if (pod.namespace, pod.name) == (wish.namespace, wish.pod) and pod.node:
                 return pod
-        for holding in self._state.ledger.holdings():
-            if (holding.record.namespace, holding.record.pod) == (wish.namespace, wish.pod):
-                require_pod(holding.record)
+        if self._of_claim(wish.namespace, wish.pod) is not None:
+            raise RequestInvalid(
+                field="pod", problem=f"{wish.pod} is a ResourceClaim", fix="name it as claim"
+            )
         raise NotFound(what=f"running pod {wish.namespace}/{wish.pod} with shares of ours")
+
+    def _claimed(self, wish: ResizeRequest) -> Holding:
+        holding = self._of_claim(wish.namespace, wish.claim)
+        if holding is None:
+            raise NotFound(what=f"claim {wish.namespace}/{wish.claim} that holds shares of its own")
+        return holding
+
+    def _of_claim(self, namespace: str, name: str) -> Holding | None:
+        for holding in self._state.ledger.holdings():
+            record = holding.record
+            if is_of_claim(record) and (record.namespace, record.pod) == (namespace, name):
+                return holding
+        return None
+
+    async def _resize_claim(self, wish: ResizeRequest) -> Resized:
+        holding = self._claimed(wish)
+        state = "prepared" if is_prepared(holding) else "not prepared on its node"
+        done = await self._apply(holding, wish, state=state, pod=None)
+        if self.on_claim is not None:
+            self.on_claim(holding.record.pod_uid)
+        return done
 
     async def _resize(self, wish: ResizeRequest) -> Resized:
         pod = await self._effects.pods.get(wish.namespace, wish.pod)
@@ -191,26 +230,34 @@ class Resizer:
                 text="the pod does not carry this allocation: "
                 + (pod.mistrust or "it is still being settled; try again"),
             )
-        before = holding.record.containers
-        if pod.signed.placement.containers != before:  # an earlier resize was interrupted
-            await self.align(holding)
+        if pod.signed.placement.containers != holding.record.containers:
+            await self.align(holding)  # an earlier resize was interrupted
             pod = await self._effects.pods.get(wish.namespace, wish.pod)
             if pod is None:
                 raise NotFound(what=f"running pod {wish.namespace}/{wish.pod}")
+        return await self._apply(holding, wish, state=state, pod=pod)
+
+    async def _apply(
+        self, holding: Holding, wish: ResizeRequest, *, state: str, pod: PodFacts | None
+    ) -> Resized:
+        """Change the shares of a pod, or of a claim that a user wrote if ``pod`` is ``None``."""
+        before = holding.record.containers
         changed, containers = resized(holding, wish, state=state)
         was = next(one for one in before if one.name == changed.name)
         if shrinks(before, containers) and not wish.force:
             await self._require_unused(holding, changed)
         upper = larger(before, containers)
-        text = f"container {changed.name} resized"
-        booked = await self._book(holding, upper, reason=text)
+        text = f"{'container' if pod is not None else 'request'} {changed.name} resized"
+        limits = containers if pod is None and upper != containers else ()
+        booked = await self._book(holding, upper, reason=text, limits=limits)
         try:
-            await self._annotate(pod, booked, containers)
+            if pod is not None:
+                await self._annotate(pod, booked, containers)
             in_force = await self._until_in_force(booked, changed)
             if upper != containers:
                 if not in_force:
                     raise Unavailable(
-                        peer=f"node {pod.node}",
+                        peer=f"node {holding.record.node}",
                         detail=f"the container's limits did not change in"
                         f" {self._settings.resize_confirm_s:g} s, so they stay as they were",
                     )
@@ -220,9 +267,9 @@ class Resizer:
                 await self._undo(booked, before)
             raise
         return Resized(
-            namespace=pod.namespace,
-            pod=pod.name,
-            node=pod.node,
+            namespace=booked.record.namespace,
+            pod=booked.record.pod,
+            node=booked.record.node,
             allocation_id=booked.record.allocation_id,
             ledger_seq=booked.revision,
             container=changed,
@@ -233,7 +280,7 @@ class Resizer:
     async def _undo(self, booked: Holding, before: tuple[ContainerShares, ...]) -> None:
         """Roll back a shrink that the node did not apply: restore the container's former shares."""
         try:
-            if booked.record.containers != before:
+            if booked.record.containers != before or booked.record.limits:
                 booked = await self._book(booked, before, reason="resize rolled back")
             await self.align(booked)
         except HamiError as error:
@@ -257,7 +304,9 @@ class Resizer:
             ) from error
         own = _own(usage.shares, holding, wanted.name)
         for share in wanted.shares:
-            now = own.get(share.uuid)
+            # Containers with one share together have one usage region, whose sum each shows.
+            users = own.get(share.uuid, ())
+            now = max(users, key=lambda one: one.used_mib, default=None)
             if now is not None and now.used_mib > share.memory_mib:
                 raise ResizeRefused(
                     code="in-use",
@@ -277,8 +326,11 @@ class Resizer:
                 _log.debug("limits not confirmed", extra={"problem": str(error)})
                 own = {}
             if all(
-                (now := own.get(share.uuid)) is not None
-                and (now.file_mib, now.file_core_pct) == (share.memory_mib, share.core_pct)
+                own.get(share.uuid)
+                and all(
+                    (now.file_mib, now.file_core_pct) == (share.memory_mib, share.core_pct)
+                    for now in own[share.uuid]
+                )
                 for share in wanted.shares
             ):
                 return True
@@ -289,9 +341,17 @@ class Resizer:
     # --- ledger ----------------------------------------------------------------------------------
 
     async def _book(
-        self, holding: Holding, containers: tuple[ContainerShares, ...], *, reason: str
+        self,
+        holding: Holding,
+        containers: tuple[ContainerShares, ...],
+        *,
+        reason: str,
+        limits: tuple[ContainerShares, ...] = (),
     ) -> Holding:
-        """Book these shares instead of those of ``holding``, within capacity and quotas."""
+        """Book these shares instead of those of ``holding``, within capacity and quotas.
+
+        ``limits``: smaller ones, which the limits files of a claim are to have already.
+        """
         record = holding.record
         grows = larger(record.containers, containers) != record.containers
         if grows and self._is_withheld(record.node, containers):
@@ -303,7 +363,9 @@ class Resizer:
         generation = self._quota.ledger.generation
         try:
             async with self._effects.ledger.planning(record.node):
-                booked = await self._append(holding, containers, grows=grows, reason=reason)
+                booked = await self._append(
+                    holding, containers, grows=grows, reason=reason, limits=limits
+                )
             if not grows or not self._quota.ledger.governs(record.namespace, record.account):
                 return booked
             refusal: NodeRefusal | None = None
@@ -331,16 +393,17 @@ class Resizer:
         *,
         grows: bool,
         reason: str,
+        limits: tuple[ContainerShares, ...],
     ) -> Holding:
         record, ledger = holding.record, self._state.ledger
         for _ in range(self._settings.fence_tries):
             self._state.require_complete()
             now = ledger.holding(record.node, record.pod_uid)
             if now is None or now.record.allocation_id != record.allocation_id:
-                raise NotFound(what=f"an allocation of pod {record.namespace}/{record.pod}")
+                raise NotFound(what=f"an allocation of {record.namespace}/{record.pod}")
             if now.record.containers != record.containers:
                 raise ResizeRefused(
-                    code="changed", text="the pod's shares were changed meanwhile; try again"
+                    code="changed", text="the shares were changed meanwhile; try again"
                 )
             plan = self._state.core.answer(
                 ResizePlanned(
@@ -348,6 +411,7 @@ class Resizer:
                     placement=Placement(node=record.node, containers=containers),
                     now_s=self._state.clock.now_s(),
                     reason=reason,
+                    limits=limits,
                 )
             )
             if isinstance(plan, NodeRefusal):
@@ -383,11 +447,13 @@ class Resizer:
     # --- pod -------------------------------------------------------------------------------------
 
     async def align(self, holding: Holding) -> str:
-        """Write the annotations that belong to the ledger's record.
+        """Write the annotations that belong to the ledger's record; end a claim's broken shrink.
 
         Returns the action in one word.
         """
         record = holding.record
+        if is_of_claim(record):
+            return await self._end_shrink(holding)
         async with self._effects.ledger.planning(record.node):
             await self._effects.ledger.read_node(record.node)
         now = self._state.ledger.holding(record.node, record.pod_uid)
@@ -406,6 +472,20 @@ class Resizer:
             "annotations brought in line with the ledger",
             extra={"namespace": record.namespace, "pod": record.pod, "node": record.node},
         )
+        return "aligned"
+
+    async def _end_shrink(self, holding: Holding) -> str:
+        """Roll back the shrink of a claim whose resize ended without a result."""
+        record = holding.record
+        if self._state.clock.now_s() - record.time_s < _SHRINK_WAITS * (
+            self._settings.resize_confirm_s
+        ):
+            return "present"  # in progress, perhaps on another replica
+        async with self._pods.hold(record.pod_uid, wait_s=self._settings.bind_wait_s):
+            now = self._state.ledger.holding(record.node, record.pod_uid)
+            if now is None or now.revision != holding.revision:
+                return "obsolete"
+            await self._book(now, record.containers, reason="resize rolled back")
         return "aligned"
 
     async def _annotate(
@@ -445,10 +525,13 @@ class Resizer:
         raise Unavailable(peer="API server", detail=f"pod {record.pod} kept changing")
 
 
-def _own(shares: Sequence[ShareNow], holding: Holding, container: str) -> dict[str, ShareNow]:
-    """Return the container's shares by device."""
-    return {
-        share.uuid: share
-        for share in shares
-        if share.pod_uid == holding.record.pod_uid and share.container == container
-    }
+def _own(
+    shares: Sequence[ShareNow], holding: Holding, container: str
+) -> Mapping[str, Sequence[ShareNow]]:
+    """Return the uses of the container's or request's shares, by device."""
+    found: dict[str, list[ShareNow]] = {}
+    for share in shares:
+        owner = (share.owner_uid or share.pod_uid, share.owner_container or share.container)
+        if owner == (holding.record.pod_uid, container):
+            found.setdefault(share.uuid, []).append(share)
+    return found

@@ -267,7 +267,7 @@ class Settling:
             self._unused_s.clear()  # some were released by other replicas
         now_s = self._state.clock.monotonic_s()
         since_s = self._unused_s.setdefault(record.allocation_id, now_s)
-        if _is_prepared(now) and now_s - since_s < self._settings.dra.unprepare_wait_s:
+        if is_prepared(now) and now_s - since_s < self._settings.dra.unprepare_wait_s:
             return "in-use"
         reason = "claim-gone" if claim is None else "claim-deallocated"
         if await self._ledger.release(now, reason):
@@ -283,7 +283,7 @@ def _runs(pod: PodFacts | None, uid: str, node: str) -> bool:
     return pod is not None and pod.uid == uid and pod.node == node and not pod.is_finished
 
 
-def _is_prepared(holding: Holding) -> bool:
+def is_prepared(holding: Holding) -> bool:
     """Return whether the agent reported the claim as prepared, and not as unprepared since."""
     state = holding.state
     return (
