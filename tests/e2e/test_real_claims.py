@@ -115,7 +115,7 @@ async def slice_of(cluster: NodeCluster) -> dict[str, Any]:
 async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -> None:
     spec = (await slice_of(cluster))["spec"]
     assert (spec["driver"], spec["pool"]["name"]) == (DRIVER, pool_name(NODE))
-    tolerations = [{"key": UNHEALTHY, "operator": "Exists"}]
+    tolerations = [{"key": UNHEALTHY, "operator": "Exists", "effect": "NoExecute"}]
     await use_claim(cluster, "claimed", 5000, exactly(5000, tolerations=tolerations))
     await cluster.create_pod(share("asked", 7000))
     await all_run(cluster, ["claimed", "asked"])
@@ -299,6 +299,42 @@ async def test_resize_of_a_claim_reaches_its_container_and_the_claim(cluster: No
     status, refused = await resize(cluster, "", claim="grows", memory_mib=90_000)
     assert (status, refused["error"]["code"]) == (409, "no-room")
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+
+
+async def test_container_with_two_requests_has_one_share_of_both(cluster: NodeCluster) -> None:
+    requests = [
+        {"name": name, "exactly": exactly(memory_mib)}
+        for name, memory_mib in (("small", 1100), ("large", 2200))
+    ]
+    apart = [{"distinctAttribute": f"{DRIVER}/uuid", "requests": ["small", "large"]}]
+    await cluster.create(
+        CLAIMS,
+        {
+            "metadata": {"name": "both"},
+            "spec": {"devices": {"requests": requests, "constraints": apart}},
+        },
+    )
+    pod: dict[str, Any] = share("both", 0, script=FOLLOW)
+    resources = pod["spec"]["containers"][0]["resources"]
+    for resource in ("nvidia.com/gpu", "nvidia.com/gpumem"):
+        del resources["limits"][resource]
+    resources["claims"] = [{"name": "gpu"}]
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "both"}]
+    await cluster.create_pod(pod)
+    await all_run(cluster, ["both"])
+    text = await cluster.container_log("both", "main")
+    assert "devices=2\n" in text
+    assert "memory_mib=1100\n" in text
+    assert "memory_mib=2200\n" in text
+    status, done = await resize(cluster, "", claim="both", container="large", memory_mib=2500)
+    assert (status, done.get("in_force")) == (200, True), done
+
+    async def is_seen() -> bool:
+        return "memory_mib=2500\n" in await cluster.container_log("both", "main")
+
+    await cluster.until("the container reads the new limit", is_seen, limit_s=5)
+    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    await cluster.request("DELETE", f"{PODS}/both")
 
 
 async def test_pods_with_claims_come_back_after_a_reboot_and_leave_nothing(

@@ -249,15 +249,71 @@ def test_pods_that_would_lift_the_limit_are_refused(change: dict[str, Any], code
     assert isinstance(decide(claim(*RESULTS), facts(pods=[replace(beside, **change)])), Given)
 
 
-def test_container_with_two_requests_is_refused_and_an_unknown_pod_waits() -> None:
-    side = replace(MAIN, name="side", shares=(replace(MAIN.shares[1], uuid="nvidia-2"),))
-    record = replace(RECORD, containers=(MAIN, side))
-    results = (*RESULTS, result(2, "300Mi", "30", request="side"))
-    assert isinstance(decide(claim(*results), facts(record, *results)), Given)
-    both = replace(POD, claims_by_container={"app": (ClaimUse(claim="c"),)})
-    found = decide(claim(*results), facts(record, *results, pods=[both]))
-    assert isinstance(found, Refuse)
-    assert found.code == Code.SEVERAL_REQUESTS
+def two_requests(number: int = 2) -> tuple[AllocationRecord, tuple[dict[str, Any], ...]]:
+    """Record and results of a claim with the requests ``main`` and, on this device, ``side``."""
+    shares = (Share(vendor="nvidia", uuid=f"nvidia-{number}", memory_mib=400, core_pct=30),)
+    record = replace(RECORD, containers=(MAIN, replace(MAIN, name="side", shares=shares)))
+    return record, (*RESULTS, result(number, "400Mi", "30", request="side"))
+
+
+def uses(**requests: tuple[str, ...]) -> PodFacts:
+    """A pod whose containers name these requests of claim ``c``."""
+    by_container = {
+        name: tuple(ClaimUse(claim="c", request=one) for one in own)
+        for name, own in requests.items()
+    }
+    return replace(POD, claims_by_container=by_container)
+
+
+def test_requests_that_a_container_names_together_are_one_share() -> None:
+    record, results = two_requests()
+    alone = decide(claim(*results), facts(record, *results))
+    assert isinstance(alone, Given)
+    assert alone.containers() == record.containers
+    for pod in (uses(app=("",)), uses(app=("side", "main"), other=("main", "side"))):
+        found = decide(claim(*results), facts(record, *results, pods=[pod]))
+        assert isinstance(found, Given)
+        assert found.groups == (("main", "side"),)
+        (merged,) = found.containers()
+        assert merged.name == "main"
+        assert merged.shares == (*MAIN.shares, *record.containers[1].shares)
+        assert found.record.containers == record.containers
+
+
+def test_shares_of_one_device_that_are_named_together_are_added() -> None:
+    record, results = two_requests(0)
+    found = decide(claim(*results), facts(record, *results, pods=[uses(app=("",))]))
+    assert isinstance(found, Given)
+    sums = {one.uuid: (one.memory_mib, one.core_pct) for one in found.containers()[0].shares}
+    assert sums == {"nvidia-1": (200, 0), "nvidia-0": (700, 60)}
+    record, results = two_requests(1)
+    found = decide(claim(*results), facts(record, *results, pods=[uses(app=("",))]))
+    assert isinstance(found, Given)
+    sums = {one.uuid: (one.memory_mib, one.core_pct) for one in found.containers()[0].shares}
+    assert sums["nvidia-1"] == (600, 0)  # one of both has no compute limit
+
+
+def test_shares_that_cannot_be_one_are_refused() -> None:
+    record, results = two_requests()
+    for pods, claims in (
+        ([uses(app=("main", "side"), other=("side",))], ()),
+        ([uses(app=("",)), replace(uses(app=("main",)), uid="u-2", name="late")], ()),
+        (
+            [replace(POD, claims_by_container={"app": (ClaimUse(claim="c"), ClaimUse(claim="d"))})],
+            ("c", "d"),
+        ),
+    ):
+        found = decide(claim(*results), facts(record, *results, pods=pods, claims=claims))
+        assert isinstance(found, Refuse)
+        assert found.code == Code.SEVERAL_REQUESTS
+    beside = {"app": (ClaimUse(claim="c", request="main"),), "other": (ClaimUse(claim="d"),)}
+    pods = [replace(POD, claims_by_container=beside)]
+    apart = decide(claim(*results), facts(record, *results, pods=pods, claims=("c", "d")))
+    assert isinstance(apart, Given)
+
+
+def test_unknown_pod_waits() -> None:
+    record, results = two_requests()
     for pods in ([], [replace(POD, namespace="other")], [replace(POD, claims_by_container={})]):
         waiting = decide(claim(*results), facts(record, *results, pods=pods))
         assert isinstance(waiting, Wait)

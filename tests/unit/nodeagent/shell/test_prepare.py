@@ -360,6 +360,55 @@ async def test_request_gets_one_cdi_device_with_what_allocate_gives(node: Node) 
     assert side["containerEdits"]["mounts"] != main["containerEdits"]["mounts"]
 
 
+async def test_container_with_two_requests_has_one_share_of_both(node: Node) -> None:
+    record = node.claim("c", UID, ("main", 0, 300, 30), ("side", 2, 100, 0))
+    pod = PodFacts(
+        uid="pod-of-c",
+        namespace="default",
+        name="pod-of-c",
+        claims_by_container={"app": (ClaimUse(claim="c"),)},
+    )
+    node.site.picture.pods.put(pod, revision=2, now_s=0)
+    node.book(record)
+    prepared = done(await node.prepare())
+    names_of_devices = [one.cdi_ids[0] for one in prepared.devices]
+    assert names_of_devices == [f"gpu.hami.io/share={UID}-{one}" for one in ("main", "side")]
+    main, side = json.loads(node.spec())["devices"]
+    assert main["containerEdits"] == side["containerEdits"]
+    env = dict(one.split("=", 1) for one in main["containerEdits"]["env"])
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "300m"
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "100m"
+    text = node.limits(UID, "main")
+    assert "devices=2\ndevice.0.vendor=nvidia\ndevice.0.uuid=nvidia-0\n" in text
+    assert "device.1.uuid=nvidia-2\ndevice.1.memory_mib=100\n" in text
+    assert len(list((node.directory / "regions" / UID).iterdir())) == 1
+    before = node.spec()
+    rows = holders_of(
+        node.site.picture.entries_by_uid,
+        node.site.picture.pods,
+        node.site.picture.grants,
+        node.site.picture.view.devices_by_uuid,
+    )
+    assert [(one.container, one.uuid, one.number, one.owner) for one in rows] == [
+        ("app", "nvidia-0", 0, (UID, "main")),
+        ("app", "nvidia-2", 1, (UID, "main")),
+    ]
+    # A resize of the second request reaches the common file.
+    share = replace(record.containers[1].shares[0], memory_mib=500)
+    grown = (record.containers[0], replace(record.containers[1], shares=(share,)))
+    node.book(replace(record, op="resize", containers=grown))
+    await Relimiter(site=node.site, keeper=GrantKeeper(node.site)).look()
+    assert "device.1.memory_mib=500\n" in node.limits(UID, "main")
+    node.book(record)
+    node.restart()
+    node.site.picture.pods.put(pod, revision=2, now_s=0)
+    node.book(record)
+    assert done(await node.prepare()).devices == prepared.devices
+    assert node.spec() == before
+    assert await node.preparer.unprepare(uid=UID) is None
+    assert node.files() == []
+
+
 def monitor(node: Node, *extra: dict[str, Any], pool: str = names.monitor_pool(NODE)) -> None:
     """Let a pod use claim ``c`` with admin access."""
     node.claim("c", UID, ("main", 0, 100, 0))

@@ -15,7 +15,9 @@ of the other. The order of ids is irrelevant; devices are in the order of the sh
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
 
 FILE_VERSION = 1
@@ -49,6 +51,9 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     of it."""
     claim: str = ""
     """ResourceClaim through which the pod got it, by name; empty: the device plugin gave it."""
+    requests: tuple[str, ...] = ()
+    """All requests of a claim that a container has together, ``container`` first: they have one
+    limits file and one usage region. Empty: ``container`` alone."""
 
     @property
     def is_by_claim(self) -> bool:
@@ -57,6 +62,34 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
         Such a grant has no kubelet ids, and ends when kubelet unprepares the claim.
         """
         return self.is_claim or bool(self.claim)
+
+
+def shares_of(grant: Grant, containers: Iterable[ContainerShares]) -> ContainerShares | None:
+    """Return the shares that the grant's limits file has; ``None`` if the record has none."""
+    names = grant.requests or (grant.container,)
+    own = {one.name: one for one in containers if one.name in names}
+    found = [own[name] for name in names if name in own]
+    return together(found) if found else None
+
+
+def together(containers: Sequence[ContainerShares]) -> ContainerShares:
+    """Return the shares of several requests as those of one container, under the first's name.
+
+    Shares of one device become their sum; the sum with a share without a compute limit has none.
+    """
+    by_uuid: dict[str, Share] = {}
+    for share in (share for one in containers for share in one.shares):
+        known = by_uuid.get(share.uuid)
+        if known is not None:
+            is_limited = known.core_pct and share.core_pct
+            share = replace(  # noqa: PLW2901 - the sum takes its place
+                known,
+                memory_mib=known.memory_mib + share.memory_mib,
+                core_pct=known.core_pct + share.core_pct if is_limited else 0,
+            )
+        by_uuid[share.uuid] = share
+    first = containers[0]
+    return first if len(containers) == 1 else replace(first, shares=tuple(by_uuid.values()))
 
 
 class GrantFile(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from hami_common.pods.visibility import VARIABLE_BY_VENDOR
 from hami_common.vendors.ascend import is_soft_share
 from hami_common.vendors.handles import is_divisible, needs_instance
 from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
-from hami_nodeagent.core.grants import Grant, GrantBook
+from hami_nodeagent.core.grants import Grant, GrantBook, shares_of
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.podfacts import PodFacts
 
@@ -194,7 +194,12 @@ def unheld_vendors(
     """
     if is_of_hami(record):
         return ()
-    has_library = {(g.container, g.vendor) for g in grants.of_pod(record.pod_uid) if g.library}
+    has_library = {
+        (name, g.vendor)
+        for g in grants.of_pod(record.pod_uid)
+        if g.library
+        for name in g.requests or (g.container,)
+    }
     found = set()
     for container in record.containers:
         for share in container.shares:
@@ -230,7 +235,7 @@ def holders_of(
         entry = entries_by_uid.get(grant.pod_uid)
         if entry is None or entry.record.op == "release":
             continue
-        shown = next((one for one in entry.record.containers if one.name == grant.container), None)
+        shown = shares_of(grant, entry.record.containers)
         if shown is None:
             continue
         own = [
@@ -283,11 +288,14 @@ def _users_of(grant: Grant, pods: PodBook, users: _Users) -> Sequence[tuple[PodF
     """Return the living pods and containers that have what was granted."""
     if grant.is_by_claim:
         claim = grant.claim or grant.pod
-        name = request_name(grant.container, grant.vendor) if grant.claim else grant.container
-        return [
-            (pod, container)
+        names = grant.requests or (grant.container,)
+        if grant.claim:
+            names = (request_name(grant.container, grant.vendor),)
+        found = {
+            (pod.uid, container): (pod, container)
             for pod, container, request in users.get((grant.namespace, claim), ())
-            if request in ("", name) and (grant.is_claim or pod.uid == grant.pod_uid)
-        ]
+            if request in ("", *names) and (grant.is_claim or pod.uid == grant.pod_uid)
+        }
+        return list(found.values())
     pod = pods.find(grant.pod_uid)
     return [(pod, grant.container)] if pod is not None and pods.is_alive(pod.uid) else []

@@ -14,6 +14,7 @@ Outside document: ``resource.k8s.io/v1``. Memory in MiB, compute in percent. No 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
+from itertools import combinations
 from typing import Final
 
 from msgspec import Struct
@@ -26,7 +27,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord, is_of_c
 from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, Share, booked_by_device
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.grants import Grant, together
 from hami_nodeagent.core.partitiondevices import overlap
 from hami_nodeagent.core.podfacts import PodFacts
 
@@ -59,7 +60,9 @@ class Code(StrEnum):
     POD_UNKNOWN = "pod-unknown"
     """The API server has not shown a pod of this node that uses the claim."""
     SEVERAL_REQUESTS = "several-requests"
-    """A container would have shares by more than one request."""
+    """A container would have shares that cannot become one: by two claims, by a claim and resource
+    limits, or by requests that another container names in another combination.
+    """
     DEVICES_OVERRIDDEN = "devices-overridden"
     """A variable of a container selects devices that the node did not give."""
     LIMITS_HIDDEN = "limits-hidden"
@@ -109,6 +112,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     sound: Collection[str] = ()
     pods: Collection[PodFacts]
     """Pods of the node whose containers may run."""
+    claims: Collection[str] = ()
+    """Other claims of the claim's namespace, by name, that have shares on this node."""
     given: Callable[[], Mapping[str, Booked]] = dict
     """Returns the shares that other containers were given, by device: a sum over all of them."""
     prepared_id: str = ""
@@ -123,6 +128,19 @@ class Given(Struct, frozen=True, kw_only=True):
     """Shares by the claim's allocation, by request."""
     devices_by_uuid: Mapping[str, Device]
     """Devices of the record's shares."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Requests that a container has together, in the order of the record: two or more each."""
+
+    def containers(self) -> tuple[ContainerShares, ...]:
+        """Return the record's shares, those of a group as one under the name of its first."""
+        by_name = {one.name: one for one in self.record.containers}
+        group_of = {name: group for group in self.groups for name in group}
+        return tuple(
+            together([by_name[name] for name in group])
+            for one in self.record.containers
+            for group in [group_of.get(one.name, (one.name,))]
+            if group[0] == one.name
+        )
 
 
 def title_of(claim: ResourceClaim) -> str:
@@ -163,14 +181,16 @@ def decide(claim: ResourceClaim, facts: Facts) -> Given | Wait | Refuse:
     if lack is not None:
         return lack
     assert facts.entry is not None  # noqa: S101 - `_record_lack` found the record
-    hindrance = _hindrance(claim, facts.pods, _shares_by_request(claim, facts.entry.record))
-    if hindrance is not None:
-        return hindrance
+    groups = _groups(claim, facts, facts.entry.record)
+    if isinstance(groups, Wait | Refuse):
+        return groups
     given = facts.given()
     for uuid, booked in booked_by_device(facts.entry.record.containers).items():
         if text := _excess(used[uuid], booked, given.get(uuid, NOTHING)):
             return Wait(code=Code.DEVICE_FULL, text=f"claim {title}: {text}")
-    return Given(record=facts.entry.record, allocated=containers, devices_by_uuid=used)
+    return Given(
+        record=facts.entry.record, allocated=containers, devices_by_uuid=used, groups=groups
+    )
 
 
 def monitor_refusal(claim: ResourceClaim, node: str, *, is_on: bool) -> Refuse | None:
@@ -284,16 +304,18 @@ def _shares_by_request(claim: ResourceClaim, record: AllocationRecord) -> dict[s
     }
 
 
-def _hindrance(
-    claim: ResourceClaim, pods: Collection[PodFacts], shares_by_request: Mapping[str, str]
-) -> Wait | Refuse | None:
-    """Return why a pod that uses the claim must not start with it; ``None`` if it may.
+def _groups(
+    claim: ResourceClaim, facts: Facts, record: AllocationRecord
+) -> tuple[tuple[str, ...], ...] | Wait | Refuse:
+    """Return the groups of requests that containers have together, or why a pod must not start.
 
-    Each container has one limits file and one usage region, so it can have one share.
+    Each container has one limits file and one usage region, so requests that it names together
+    become one share. That is possible where every container which names one of them names all.
     """
     namespace, name, owner = claim.namespace, claim.metadata.name, owner_pod(claim.metadata)
-    is_used = False
-    for pod in pods:
+    shares_by_request = _shares_by_request(claim, record)
+    groups: dict[frozenset[str], str] = {}
+    for pod in facts.pods:
         for container, uses in pod.claims_by_container.items():
             own = {
                 share
@@ -303,24 +325,54 @@ def _hindrance(
             }
             if pod.namespace != namespace or not own or owner not in ("", pod.uid):
                 continue
-            is_used = True
-            asks = [one for asked in pod.asks_by_resource.values() for one in asked]
-            if len(own) > 1 or any(ask.container == container for ask in asks):
-                return Refuse(
-                    code=Code.SEVERAL_REQUESTS,
-                    text=f"pod {pod.title}: container {container} has shares by several requests; "
-                    "name one request of the claim in its resources.claims",
-                )
+            title = f"pod {pod.title}: container {container}"
+            if problem := _several(claim, pod, container, own, record=record, claims=facts.claims):
+                return Refuse(code=Code.SEVERAL_REQUESTS, text=f"{title} {problem}")
+            groups.setdefault(frozenset(own), title)
             if text := pod.own_devices.get(container, ""):
                 return Refuse(code=Code.DEVICES_OVERRIDDEN, text=f"pod {pod.title}: {text}")
             if text := pod.hidden_limits.get(container, ""):
                 return Refuse(code=Code.LIMITS_HIDDEN, text=f"pod {pod.title}: {text}")
-    if is_used:
-        return None
-    return Wait(
-        code=Code.POD_UNKNOWN,
-        text=f"no container of a pod that the API server showed uses claim {title_of(claim)}",
-    )
+    if not groups:
+        return Wait(
+            code=Code.POD_UNKNOWN,
+            text=f"no container of a pod that the API server showed uses claim {title_of(claim)}",
+        )
+    for one, other in combinations(groups, 2):
+        if one & other:
+            return Refuse(
+                code=Code.SEVERAL_REQUESTS,
+                text=f"{groups[one]} and {groups[other]} name different sets of requests with"
+                f" {min(one & other)} in both; name the same requests in both, or no common one",
+            )
+    order = [one.name for one in record.containers]
+    return tuple(tuple(sorted(one, key=order.index)) for one in groups if len(one) > 1)
+
+
+def _several(
+    claim: ResourceClaim,
+    pod: PodFacts,
+    container: str,
+    own: Collection[str],
+    *,
+    record: AllocationRecord,
+    claims: Collection[str],
+) -> str:
+    """Return why the container's shares cannot be one; empty if they can."""
+    if any(ask.container == container for asked in pod.asks_by_resource.values() for ask in asked):
+        return "has shares by resource limits and by a claim; use one of them"
+    others = {use.claim for use in pod.claims_by_container[container]} & set(claims)
+    if others - {claim.metadata.name}:
+        return (
+            f"has shares by the claims {' and '.join(sorted({*others, claim.metadata.name}))};"
+            " use one claim with several requests"
+        )
+    if len(own) > 1 and owner_pod(claim.metadata):
+        return "names requests of several containers; create the pod again"
+    shares = [share for one in record.containers if one.name in own for share in one.shares]
+    if len(own) > 1 and any(share.profile for share in shares):
+        return "names several requests, of which one is a hardware partition; name one request"
+    return ""
 
 
 def _amounts(containers: Iterable[ContainerShares]) -> list[tuple[object, ...]]:
@@ -417,9 +469,11 @@ class Prepared(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the uid under which the ledger, grants, limits files and regions have it."""
         return self.owner or self.uid
 
-    def is_of(self, record: AllocationRecord) -> bool:
-        """Return whether it was prepared for this reservation."""
-        return (self.allocation_id, self.containers) == (record.allocation_id, record.containers)
+    def is_of(self, record: AllocationRecord, groups: Collection[tuple[str, ...]] = ()) -> bool:
+        """Return whether it was prepared for this reservation, with these groups of requests."""
+        is_grouped = {one.requests for one in self.grants if one.requests} == set(groups)
+        own = (self.allocation_id, self.containers)
+        return is_grouped and own == (record.allocation_id, record.containers)
 
 
 def prepared_devices(

@@ -23,7 +23,7 @@ from hami_common.dra import names
 from hami_common.dra.claims import ResourceClaim
 from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import HamiError, NotFound, Unavailable
-from hami_common.events.allocation import CLAIM, AllocationRecord
+from hami_common.events.allocation import CLAIM, AllocationRecord, is_by_claim
 from hami_common.events.codec import decode
 from hami_common.model.device import Device
 from hami_common.model.placement import Booked, ContainerShares, Share
@@ -179,7 +179,7 @@ class Preparer:
             return given
         # Nothing was awaited since the decision: two calls cannot be given the same memory.
         known = self._prepared.get(uid)
-        is_again = known is not None and known.is_of(given.record)
+        is_again = known is not None and known.is_of(given.record, given.groups)
         grants = known.grants if known is not None and is_again else self._grants(given, installed)
         if isinstance(grants, Refuse):
             return grants
@@ -301,9 +301,19 @@ class Preparer:
             faulty=view.faulty,
             sound=view.sound,
             pods=[pod for pod in pods if pods.is_alive(pod.uid)],
+            claims=self._claims_of(claim.namespace),
             given=partial(self._given_to_others, uid),
             prepared_id=known.allocation_id if known is not None else "",
         )
+
+    def _claims_of(self, namespace: str) -> set[str]:
+        """Return the claims of a namespace with shares on this node, by name."""
+        records = (entry.record for entry in self._picture.entries_by_uid.values())
+        return {
+            record.claim or record.pod
+            for record in records
+            if is_by_claim(record) and record.namespace == namespace and record.op != "release"
+        }
 
     def _given_to_others(self, uid: str) -> dict[str, Booked]:
         prepared = {one.record_owner: one for one in self._prepared.values()}
@@ -323,12 +333,17 @@ class Preparer:
             shown = entry.record.containers
         elif pod is not None and pod.signed is not None:
             shown = pod.signed.placement.containers
-        given = {grant.container for grant in self._picture.grants.of_pod(uid)}
+        given = {
+            name
+            for grant in self._picture.grants.of_pod(uid)
+            for name in grant.requests or (grant.container,)
+        }
         return tuple(one for one in shown if one.name in given)
 
     def _grants(self, given: Given, installed: Installed | None) -> tuple[Grant, ...] | Refuse:
         record, found = given.record, []
-        for container in record.containers:
+        groups = {group[0]: group for group in given.groups}
+        for container in given.containers():
             for vendor in dict.fromkeys(share.vendor for share in container.shares):
                 own = own_of(container, vendor)
                 devices = [given.devices_by_uuid[share.uuid] for share in own]
@@ -351,6 +366,7 @@ class Preparer:
                         library=installed.library.name if installed and is_limited else "",
                         is_claim=not record.claim,
                         claim=record.claim,
+                        requests=groups.get(container.name, ()),
                     )
                 )
         return tuple(found)
@@ -366,7 +382,7 @@ class Preparer:
         """Write all files of the claim, the book of claims last; ``OSError`` if one cannot be."""
         edits: dict[str, ContainerEdits] = {}
         mounted: list[Callable[[], object]] = []
-        for container in given.record.containers:
+        for container in given.containers():
             edits |= self._edits(container, given, grants, installed, mounted)
         prepared = known or self._described(claim, given, grants, edits)
         return await self._keep(prepared, mounted)
@@ -423,6 +439,8 @@ class Preparer:
             request = request_of(container.name, grant.vendor, is_of_pod=bool(grant.claim))
             own = self._edits_of(container, given, grant, installed, mounted)
             found[request] = _joined(found.get(request, common), own)
+        for name in own_grants[0].requests:  # a container with several gets the same by each
+            found[name] = found[container.name]
         return found
 
     def _edits_of(

@@ -20,7 +20,7 @@ from hami_common.model.placement import ContainerShares
 from hami_common.pods import limits
 from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.quarantine import sift
-from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.grants import Grant, shares_of
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.site import Site
@@ -96,16 +96,16 @@ class Relimiter:
 
     def _wanted(self, grant: Grant) -> str | None:
         """Return the file's text; ``None`` if we mounted none or no verified share exists."""
-        for shares in self._shares_of(grant):
-            if shares.name == grant.container:
-                return limits.encode(
-                    limits.limits_of(
-                        shares,
-                        allocation_id=grant.allocation_id,
-                        core_policy=self._site.settings.core_policy,
-                    )
-                )
-        return None
+        shares = shares_of(grant, self._shares_of(grant))
+        if shares is None:
+            return None
+        return limits.encode(
+            limits.limits_of(
+                shares,
+                allocation_id=grant.allocation_id,
+                core_policy=self._site.settings.core_policy,
+            )
+        )
 
     def _shares_of(self, grant: Grant) -> tuple[ContainerShares, ...]:
         """Return the shares in force: of a claim of a user's the ledger's, else the pod's."""

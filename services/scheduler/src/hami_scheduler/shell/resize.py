@@ -528,10 +528,13 @@ class Resizer:
 def _own(
     shares: Sequence[ShareNow], holding: Holding, container: str
 ) -> Mapping[str, Sequence[ShareNow]]:
-    """Return the uses of the container's or request's shares, by device."""
+    """Return the uses of the container's or request's shares, by device.
+
+    A container that names several requests of a claim has them under the name of the first.
+    """
+    own = [one for one in shares if (one.owner_uid or one.pod_uid) == holding.record.pod_uid]
+    named = [one for one in own if (one.owner_container or one.container) == container]
     found: dict[str, list[ShareNow]] = {}
-    for share in shares:
-        owner = (share.owner_uid or share.pod_uid, share.owner_container or share.container)
-        if owner == (holding.record.pod_uid, container):
-            found.setdefault(share.uuid, []).append(share)
+    for share in named or (own if is_of_claim(holding.record) else ()):
+        found.setdefault(share.uuid, []).append(share)
     return found
