@@ -571,6 +571,80 @@ async def test_least_important_pods_of_either_mode_are_displaced(cluster: Cluste
     assert await sound(cluster) == []
 
 
+async def test_disruption_budget_protects_pods_of_either_mode(cluster: Cluster) -> None:
+    """The two least important pods, one of each mode, must both stay; then one of them may go."""
+    budgets = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
+    selector = {"matchLabels": {"guarded": "yes"}}
+    budget = {"metadata": {"name": "both"}, "spec": {"minAvailable": 2, "selector": selector}}
+    await cluster.create(budgets, budget)
+    try:
+        names = [f"low-{number}" for number in range(4)]
+        for number, name in enumerate(names):
+            one = pod(name, 20_000, MODES[number % 2])
+            if number < 2:
+                one["spec"]["priorityClassName"] = "low"
+            else:
+                one["metadata"]["labels"] = {"guarded": "yes"}
+            await create(cluster, one)
+        await all_run(cluster, names)
+        await until_allowed(cluster, f"{budgets}/both", 0)
+        await create(cluster, pod("urgent", 20_000, "dra", priorityClassName="high"))
+        await all_run(cluster, ["urgent", *names[2:]])
+        assert len(await records_of(cluster)) == 4
+        await cluster.request(
+            "PATCH",
+            f"{budgets}/both",
+            {"spec": {"minAvailable": 1}},
+            content_type="application/merge-patch+json",
+        )
+        await until_allowed(cluster, f"{budgets}/both", 1)
+        await create(cluster, pod("next", 20_000, "device-plugin", priorityClassName="high"))
+        await all_run(cluster, ["urgent", "next"])
+        left = set(await records_of(cluster))
+        assert len(left & set(names[2:])) == len(left & set(names[:2])) == 1
+    finally:
+        await cluster.request("DELETE", f"{budgets}/both")
+    assert await sound(cluster) == []
+
+
+async def until_allowed(cluster: Cluster, path: str, count: int) -> None:
+    """Wait until the budget allows this number of disruptions."""
+
+    async def is_allowed() -> bool:
+        status = (await cluster.request("GET", path)).get("status") or {}
+        return bool(status.get("disruptionsAllowed", -1) == count)
+
+    await cluster.until(f"{count} disruptions are allowed", is_allowed)
+
+
+async def test_hold_for_a_preemptor_survives_restarts_of_all_schedulers(cluster: Cluster) -> None:
+    """Its victim ends while no scheduler runs; another pod has waited for as much since before."""
+    slow = {"terminationGracePeriodSeconds": 4}
+    names = [f"low-{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        one = pod(name, 20_000, MODES[number % 2], **slow)
+        one["spec"]["containers"][0]["command"] = ["sh", "-c", "trap '' TERM; sleep 1000"]
+        await create(cluster, one)
+    await all_run(cluster, names)
+    await create(cluster, pod("waits", 20_000, "device-plugin"))
+    await until_told(cluster, "waits", "CardInsufficientMemory")
+    await create(cluster, pod("urgent", 20_000, "dra", priorityClassName="high"))
+
+    async def is_held() -> bool:
+        record = (await records_of(cluster)).get("urgent")
+        return record is not None and bool(record.held_for)
+
+    await cluster.until("the share of the victim is held", is_held)
+    for name in ("scheduler", "scheduler-1"):
+        await cluster.processes[name].kill()
+    await anyio.sleep(slow["terminationGracePeriodSeconds"] + 1)
+    for name in ("scheduler", "scheduler-1"):
+        cluster.processes[name].start()
+    await all_run(cluster, ["urgent"])
+    assert "waits" not in await records_of(cluster)
+    assert await sound(cluster) == []
+
+
 async def test_waiting_pod_by_claim_is_explained(cluster: Cluster) -> None:
     """Its condition has the reason of HAMi's filter, although no device could serve the claim."""
     await create(cluster, pod("large", CAPACITY_MIB + 1))
