@@ -97,6 +97,7 @@ def rows() -> list[Row]:
         *_own("nodeagent", agent.OvercommitMetrics(CollectorRegistry())),
         *_own("nodeagent", agent.ClaimMetrics(CollectorRegistry())),
         *_grouped("nodeagent", usagemetrics.DEVICE_GROUPS),
+        *_grouped("nodeagent", usagemetrics.CLAIM_GROUPS),
         *_grouped("nodeagent", usagemetrics.MIG_GROUPS),
         *_grouped("nodeagent", usagemetrics.INSTANCE_GROUPS),
         *_grouped("nodeagent", usagemetrics.CONTAINER_GROUPS),

@@ -7,6 +7,7 @@ Only on the newest Kubernetes, as all of Dynamic Resource Allocation. Memory in 
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ async def use_claim(
     await cluster.create_pod(pod)
 
 
+async def end(cluster: NodeCluster, name: str) -> None:
+    """Delete a pod and the claim with its name."""
+    await cluster.request("DELETE", f"{PODS}/{name}")
+    await cluster.request("DELETE", f"{CLAIMS}/{name}")
+
+
 async def slice_of(cluster: NodeCluster) -> dict[str, Any]:
     """The node's slice with shared devices."""
     found = await slices_of(cluster)
@@ -184,7 +191,8 @@ async def test_fault_of_a_claimed_device_evicts_pods_that_do_not_tolerate_it(
     await all_run(cluster, ["claimed", "avoids"])
     [other] = (await records_of(cluster))["avoids"].containers[0].shares
     assert other.uuid != used.uuid
-    await cluster.request("DELETE", f"{PODS}/avoids")
+    await end(cluster, "avoids")
+    await cluster.request("DELETE", f"{CLAIMS}/beside")
     cluster.hardware[NODE].restore(index)
     await cluster.until("kubelet shows that it is over", lambda: shows("Healthy"), limit_s=60)
 
@@ -299,6 +307,7 @@ async def test_resize_of_a_claim_reaches_its_container_and_the_claim(cluster: No
     status, refused = await resize(cluster, "", claim="grows", memory_mib=90_000)
     assert (status, refused["error"]["code"]) == (409, "no-room")
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    await end(cluster, "grows")
 
 
 async def test_container_with_two_requests_has_one_share_of_both(cluster: NodeCluster) -> None:
@@ -322,19 +331,21 @@ async def test_container_with_two_requests_has_one_share_of_both(cluster: NodeCl
     pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "both"}]
     await cluster.create_pod(pod)
     await all_run(cluster, ["both"])
+
+    async def has_told(text: str = "---") -> bool:
+        return text in await cluster.container_log("both", "main")
+
+    await cluster.until("the container has read its limits", has_told)
     text = await cluster.container_log("both", "main")
-    assert "devices=2\n" in text
-    assert "memory_mib=1100\n" in text
-    assert "memory_mib=2200\n" in text
+    for line in ("devices=2\n", "memory_mib=1100\n", "memory_mib=2200\n"):
+        assert line in text
     status, done = await resize(cluster, "", claim="both", container="large", memory_mib=2500)
     assert (status, done.get("in_force")) == (200, True), done
 
-    async def is_seen() -> bool:
-        return "memory_mib=2500\n" in await cluster.container_log("both", "main")
-
+    is_seen = partial(has_told, "memory_mib=2500\n")
     await cluster.until("the container reads the new limit", is_seen, limit_s=5)
     assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
-    await cluster.request("DELETE", f"{PODS}/both")
+    await end(cluster, "both")
 
 
 async def test_pods_with_claims_come_back_after_a_reboot_and_leave_nothing(

@@ -260,6 +260,7 @@ def test_new_names_please_promtools_lint() -> None:
         *clustermetrics.DEVICE_GROUPS,
         *clustermetrics.SHARE_GROUPS,
         *usagemetrics.DEVICE_GROUPS,
+        *usagemetrics.CLAIM_GROUPS,
         *usagemetrics.CONTAINER_GROUPS,
         *usagemetrics.HOST_GROUPS,
         *usagemetrics.METER_GROUPS,

@@ -94,6 +94,20 @@ def test_older_names_show_the_same_figures() -> None:
     assert (labels["context"], labels["module"], labels["data"]) == ("3", "2", "5")
 
 
+def test_share_by_a_claim_names_the_claim_and_its_request() -> None:
+    metrics = UsageMetrics("node-a", sets=["hami"])
+    by_claim = replace(
+        holder(container="b"), claimed=("uid-c", "main"), claim="train-gpu", request="main"
+    )
+    metrics.look = Look(rows=[Row(holder=holder()), Row(holder=by_claim)])
+    families = {family.name: family for family in metrics.collect()}
+    (info,) = families["hami_claim_device_info"].samples
+    assert info.labels.keys() == POD | {"claim", "request"}
+    assert (info.labels["claim"], info.labels["request"]) == ("train-gpu", "main")
+    used = families["hami_vgpu_memory_used_bytes"].samples
+    assert [one.labels["container"] for one in used] == [holder().container, "b"]
+
+
 MIG = Instance(
     uuid=GPU,
     instance_id="MIG-a",

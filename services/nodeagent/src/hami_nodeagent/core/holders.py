@@ -60,6 +60,10 @@ class Holder(Struct, frozen=True, kw_only=True):
     The uid and request of a claim that a user wrote, or for a claim of the pod its uid and the
     container that the share is of. Containers that use the same request have one share together.
     """
+    claim: str = ""
+    """Name of that ResourceClaim."""
+    request: str = ""
+    """Its request; of several that the container names together, the first."""
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -262,6 +266,8 @@ def holders_of(
                     allocation_id=entry.record.allocation_id,
                     volume="" if grant.is_by_claim else pod.region_volumes.get(container, ""),
                     claimed=(grant.pod_uid, grant.container) if grant.is_by_claim else None,
+                    claim=(grant.claim or grant.pod) if grant.is_by_claim else "",
+                    request=_request_of(grant) if grant.is_by_claim else "",
                 )
                 for number, (place, share) in enumerate(own)
             )
@@ -284,13 +290,16 @@ def _claim_users(pods: PodBook) -> _Users:
     return found
 
 
+def _request_of(grant: Grant) -> str:
+    """Return the request of a claim that a grant is of."""
+    return request_name(grant.container, grant.vendor) if grant.claim else grant.container
+
+
 def _users_of(grant: Grant, pods: PodBook, users: _Users) -> Sequence[tuple[PodFacts, str]]:
     """Return the living pods and containers that have what was granted."""
     if grant.is_by_claim:
         claim = grant.claim or grant.pod
-        names = grant.requests or (grant.container,)
-        if grant.claim:
-            names = (request_name(grant.container, grant.vendor),)
+        names = grant.requests or (_request_of(grant),)
         found = {
             (pod.uid, container): (pod, container)
             for pod, container, request in users.get((grant.namespace, claim), ())

@@ -319,6 +319,23 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
     ),
 )
 
+CLAIM_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
+    Group(
+        names="hami",
+        labels=(*_SHARE_LABELS, "claim", "request"),
+        values=lambda line: (*_share(line), line.row.holder.claim, line.row.holder.request),
+        families=(
+            (
+                Family(
+                    name="hami_claim_device_info",
+                    text="1 for the ResourceClaim and request by which a container has a device.",
+                ),
+                lambda _: 1,
+            ),
+        ),
+    ),
+)
+
 MIG_GROUPS: Final[tuple[Group[PartLine], ...]] = (
     Group(
         names="hami",
@@ -634,6 +651,7 @@ class UsageMetrics(Collector):
         ]
         migs = [InstanceLine(node, *one) for one in look.instances if _is_mig(one[1])]
         yield from self._families(DEVICE_GROUPS, lines)
+        yield from self._families(CLAIM_GROUPS, [one for one in lines if one.row.holder.claim])
         yield from self._families(MIG_GROUPS, parts)
         yield from self._families(INSTANCE_GROUPS, migs)
         yield from self._families(CONTAINER_GROUPS, look.containers)
