@@ -244,6 +244,10 @@ async def test_share_is_resized_and_refused_with_the_reason(cluster: Cluster, we
     assert refused.returncode == 1
     assert b"do not fit" in refused.stderr
     assert (await hamictl(cluster, "resize", web)).returncode == 2
+    assert (await hamictl(cluster, "resize", web, "--claim", "c", "--cores", "5")).returncode == 2
+    refused = await hamictl(cluster, "resize", "--claim", "none", "--memory", "5")
+    assert refused.returncode == 1
+    assert b"claim default/none" in refused.stderr
     assert (await hamictl(cluster, "resize", "nobody", "--memory", "5")).returncode == 1
 
 

@@ -94,7 +94,7 @@ OF_WORDS = {"kind", "vendor", "queue", "resource", "phase", "operation", "reason
 OF_HARDWARE = {"device", "node", "device_uuid", "device_index", "device_type", "zone"}
 OF_HARDWARE |= {"mig_uuid", "gpu_instance_id", "compute_instance_id", "profile"}
 OF_HARDWARE |= {"placement_start", "placement_size"}
-OF_PODS = {"namespace", "pod", "container", "vdevice_index", "container_index"}
+OF_PODS = {"namespace", "pod", "container", "vdevice_index", "container_index", "claim", "request"}
 OF_QUOTAS = {"namespace", "quota_name", "limit", "zone"}
 OF_ANYBODY = {"uid", "pod_uid", "uuid", "name", "user", "allocation_id", "path", "message", "error"}
 """Labels with as many values as there ever were pods or users."""

@@ -495,6 +495,17 @@ async def test_claim_is_not_evicted_for_a_pod() -> None:
         assert booked(world) == {"c": 12_000}
 
 
+async def test_claim_on_a_node_without_heartbeats_is_booked_once_they_return() -> None:
+    async with running_world() as (world, _):
+        await world.advance(21)
+        put(world, "c", result(GPU))
+        await world.advance(7)
+        assert booked(world) == {}
+        assert [name for name, _ in events(world)] == ["c"]
+        await world.advance(14, "n1")
+        assert booked(world) == {"c": 1000}
+
+
 class Agent:
     """The node agent as a resize asks it: claim ``c`` is used by two containers of one request."""
 

@@ -218,11 +218,12 @@ class Claims:
 
     async def _show(self, claim: ResourceClaim) -> None:
         """Write the amounts of a resized claim into its status; a resize books the last ones."""
-        for holding in self._state.ledger.holdings_of_pod(claim.uid):
-            record = holding.record
+        records = (one.record for one in self._state.ledger.holdings_of_pod(claim.uid))
+        allocation_id = self._ids.get(claim.uid)
+        record = next((one for one in records if one.allocation_id == allocation_id), None)
+        if record is not None:
             shares = record.limits or record.containers
-            is_current = record.allocation_id == self._ids.get(claim.uid)
-            if is_current and shown_amounts(claim, shares):
+            if shown_amounts(claim, shares):
                 await self._effects.claims.show(claim, shares)
 
     def resized(self, uid: str) -> None:
