@@ -18,10 +18,11 @@ from nats.aio.client import Client
 from hami_common import namespaces
 from hami_common.runtime import natsio
 from hami_sim.kubernetes.pki import HOST
+from tests.cluster.node.driver import drive_image
+from tests.cluster.node.image import write_images
 from tests.cluster.site import install
 from tests.cluster.site.site import Site
 from tests.install import footprint, previous
-from tests.install.tenant import write_image
 from tests.install.truth import Truth
 from tests.support.kubeclient import KubeClient
 from tools import images
@@ -71,7 +72,7 @@ class Installation:
         for image in self.images.values():
             await self.site.reach.load(image.path)
         cuda = self.site.directory / "cuda.tar"
-        await anyio.to_thread.run_sync(write_image, cuda)
+        await anyio.to_thread.run_sync(write_images, cuda, [drive_image()])
         await self.site.reach.load(cuda)
         self.site.timings_s["images_built"] = built_s - begun_s
         self.site.timings_s["images_imported"] = anyio.current_time() - built_s

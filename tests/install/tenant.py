@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods with shares whose programs use the CUDA driver, driven by ``kubectl exec``.
 
-The image has the test program ``drive`` of native/libvgpu and the C library that it needs; driver
-and limiter are injected on the node. Memory in MiB, compute in percent.
+The image has the test program ``drive`` of native/libvgpu; driver and limiter are injected on the
+node. Memory in MiB, compute in percent.
 """
 
 import json
-import re
-import subprocess
-from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final
 
 from hami_common.errors import Unavailable
 from hami_sim.hardware.fake_cuda import FakeCard
-from tests.cluster.node.image import Image, busybox_images, find_busybox, write_images
+from tests.cluster.node.driver import DRIVE_IMAGE
 from tests.cluster.site.site import Site
-from tools.build_native_fakes import DEFAULT_OUT, build
 
-IMAGE: Final = "localhost/hami/cuda:1"
 NAMESPACE: Final = "default"
 RUNNING_S: Final = 60.0
 MIB: Final = 1 << 20
@@ -56,7 +51,7 @@ def share(
             "containers": [
                 {
                     "name": "main",
-                    "image": IMAGE,
+                    "image": DRIVE_IMAGE,
                     "command": ["sh", "-c", WAIT],
                     "resources": {
                         "limits": {**wanted, "memory": "64Mi"},
@@ -66,27 +61,6 @@ def share(
             ],
         },
     }
-
-
-def write_image(path: Path) -> None:
-    """Write the archive of ``IMAGE``."""
-    busybox = find_busybox()
-    assert busybox is not None
-    app, _ = busybox_images(busybox)
-    drive = build(Path(DEFAULT_OUT)) / "drive"
-    libraries = re.findall(r"(/\S+/(?:ld-linux|libc|libdl|libm|libpthread)\S*)", _needed_by(drive))
-    files = {
-        **app.files,
-        "bin/drive": drive.read_bytes(),
-        **{library.lstrip("/"): Path(library).read_bytes() for library in libraries},
-    }
-    image = Image(name=IMAGE, files=files, links=app.links, command=["/bin/sh"])
-    write_images(path, [image])
-
-
-def _needed_by(program: Path) -> str:
-    done = subprocess.run(["ldd", program], capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 class Tenant:

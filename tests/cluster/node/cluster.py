@@ -3,10 +3,11 @@
 
 A ``Cluster`` whose simulated kubelet is replaced by kubelet, containerd and runc. The agent and
 its proxy run with the node's mounts, as their DaemonSet would with host paths; the hardware stays
-simulated. A tap
-stands between kubelet and the API server.
+simulated. With a fake NVML, containers get the fake driver by CDI, and the node has an image that
+uses it. A tap stands between kubelet and the API server.
 """
 
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,10 +29,10 @@ from hami_sim.hardware import profile as hardware
 from hami_sim.kubernetes import Programs
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.process import Process
+from tests.cluster.node.driver import CONTROL_NODES, drive_image, specification
 from tests.cluster.node.node import NodeSpec, RealNode
 from tests.cluster.node.space import KUBELET_DIRECTORY
 
-CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 KUBELET_TAP = "kubelet-api"
 _KUBELET = "kubelet"
 _STATUS = "/api/v1/nodes/{}"
@@ -96,6 +97,8 @@ class NodeCluster(Cluster):
         kubeconfig = self.directory / "kubelet.kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(login))
         minors = self.minors().values()
+        if self.spec.nvml_library:
+            self._install_driver()
         self.node = RealNode(
             NodeSpec(
                 name=spec.name,
@@ -103,10 +106,26 @@ class NodeCluster(Cluster):
                 kubeconfig=kubeconfig,
                 client_ca=Path(cluster["certificate-authority"]),
                 devices=(*(f"nvidia{minor}" for minor in minors), *CONTROL_NODES),
+                images=(drive_image(),) if self.spec.nvml_library else (),
             ),
             self._disk,
         )
         await self.node.start()
+
+    def _install_driver(self) -> None:
+        """Write the CDI specification by which containers get the fake driver and its machine."""
+        [spec] = self.spec.nodes
+        machine = self.nvml[spec.name].path
+        machine.parent.chmod(0o777)  # containers of any user share the devices
+        described = specification(
+            hardware.load(spec.profile),
+            self.nvml[spec.name].uuids,
+            libraries=Path(self.spec.nvml_library).parent,
+            state=machine,
+        )
+        directory = self._disk / "cdi"
+        directory.mkdir()
+        (directory / "nvidia.yaml").write_text(json.dumps(described))
 
     async def stop(self) -> None:
         """End the services, then the node, then the control plane."""

@@ -123,11 +123,10 @@ class Space:
         (self.directory / "boot_id").write_text(f"{uuid4()}\n")
         mark = self.directory / "up"
         mark.unlink(missing_ok=True)
-        unshare = shutil.which("unshare") or "unshare"
         shell = shutil.which("sh") or "/bin/sh"
         argv = [
             *self._enter_network(),
-            *(unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
+            *(_unshare(), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
             *("--mount-proc", shell, "-c", _HOLD, "node", str(self.directory)),
             " ".join(self._devices),
             str(DEVICE_MAJOR),
@@ -161,8 +160,12 @@ class Space:
         ]
 
     def look_command(self, argv: Sequence[str | Path]) -> list[str]:
-        """Command line that runs ``argv`` with the node's mounts as a process of this machine."""
-        return [_nsenter(), "-t", str(self.init_pid), "-m", "-n", "--", *_located(argv)]
+        """Command line that runs ``argv`` with the node's mounts as a process of this machine.
+
+        Its /proc shows the processes of this machine, itself and those of the node included.
+        """
+        enter = [_nsenter(), "-t", str(self.init_pid), "-m", "-n", "--"]
+        return [*enter, *(_unshare(), "--mount", "--mount-proc", "--"), *_located(argv)]
 
     def _enter_network(self) -> list[str]:
         return [_nsenter(), f"--net={self._network}", "--"] if self._network else []
@@ -187,6 +190,10 @@ def _located(argv: Sequence[str | Path]) -> list[str]:
 
 def _nsenter() -> str:
     return shutil.which("nsenter") or "nsenter"
+
+
+def _unshare() -> str:
+    return shutil.which("unshare") or "unshare"
 
 
 def remove_cgroups(name: str) -> None:

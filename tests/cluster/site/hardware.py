@@ -4,18 +4,17 @@
 The driver is the fake one of native/libvgpu/tests/fakedrv, so the agent's NVML code and the limiter
 run as on hardware. Files stand where an administrator finds them: the driver's libraries below
 ``DRIVER``, the toolkit's configuration and the CDI specification in /etc. ``profile`` names a
-machine of hami_sim.hardware. Obeys: Container Device Interface 0.5.0.
+machine of hami_sim.hardware.
 """
 
 import json
-import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 from hami_sim.hardware import profile as profiles
-from hami_sim.hardware.fake_nvml import NODES_VARIABLE, STATE_VARIABLE, FakeNvml
+from hami_sim.hardware.fake_nvml import FakeNvml
+from tests.cluster.node.driver import CONTROL_NODES, specification
 from tools.build_native_fakes import CUDA, DEFAULT_OUT, NVML, build
 
 DRIVER = Path("/var/lib/nvidia")
@@ -25,11 +24,7 @@ accept-nvidia-visible-devices-envvar-when-unprivileged = false
 accept-nvidia-visible-devices-as-volume-mounts = false
 """
 """Configuration of the container toolkit, as docs/install.md demands of nodes."""
-CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-CDI_KIND = "nvidia.com/gpu"
 HANDLER = "nvidia"
-_LIBRARIES = Path(f"/usr/lib/{platform.machine()}-linux-gnu")
-"""In containers: on the search path of Debian's images."""
 _WRAPPER = """#!/bin/sh
 # Only `create` reads the bundle.
 case " $* " in
@@ -85,51 +80,13 @@ class Hardware:
         wrapper.chmod(0o755)
         cdi = etc / "cdi" / "nvidia.yaml"
         cdi.parent.mkdir(parents=True, exist_ok=True)
-        cdi.write_text(json.dumps(self._cdi(), indent=1))
+        described = specification(
+            self.profile,
+            self.uuids,
+            libraries=DRIVER / "lib",
+            state=DRIVER / "state" / "machine",
+        )
+        cdi.write_text(json.dumps(described, indent=1))
         toolkit_settings = etc / "nvidia-container-runtime" / "config.toml"
         toolkit_settings.parent.mkdir(parents=True, exist_ok=True)
         toolkit_settings.write_text(HARDENED)
-
-    def _cdi(self) -> dict[str, Any]:
-        """Specification as the toolkit's generator writes it; JSON is YAML too."""
-        nodes = [f"/dev/nvidia{device.minor}" for device in self.profile.devices]
-        named = [
-            ("all", nodes),
-            *((str(index), [node]) for index, node in enumerate(nodes)),
-            *((uuid, [node]) for uuid, node in zip(self.uuids, nodes, strict=True)),
-        ]
-        state = DRIVER / "state"
-        return {
-            "cdiVersion": "0.5.0",
-            "kind": CDI_KIND,
-            "devices": [
-                {
-                    "name": name,
-                    "containerEdits": {"deviceNodes": [{"path": path} for path in paths]},
-                }
-                for name, paths in named
-            ],
-            "containerEdits": {
-                "env": [
-                    "NVIDIA_VISIBLE_DEVICES=void",
-                    f"{STATE_VARIABLE}={state}/machine",
-                    f"{NODES_VARIABLE}=/dev/nvidia",
-                ],
-                "deviceNodes": [{"path": f"/dev/{name}"} for name in CONTROL_NODES],
-                "mounts": [
-                    *(
-                        {
-                            "hostPath": str(DRIVER / "lib" / library),
-                            "containerPath": str(_LIBRARIES / library),
-                            "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
-                        }
-                        for library in (NVML, CUDA)
-                    ),
-                    {
-                        "hostPath": str(state),
-                        "containerPath": str(state),
-                        "options": ["rw", "nosuid", "nodev", "rbind", "rprivate"],
-                    },
-                ],
-            },
-        }
