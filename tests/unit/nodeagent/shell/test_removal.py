@@ -32,6 +32,7 @@ def host(tmp_path: Path) -> Path:
         "var/lib/hami/libvgpu/ld.so.preload-0123456789abcdef",
         "run/hami-priority/page-1",
         "run/cdi/hami-u-1.main.nvidia.json",
+        *(f"run/cdi/hami-{CLAIM}.{suffix}" for suffix in ("json", "new")),
         "run/cdi/nvidia.yaml",
         "var/lib/kubelet/device-plugins/hami-nvidia.sock",
         "var/lib/kubelet/device-plugins/kubelet.sock",
@@ -41,6 +42,9 @@ def host(tmp_path: Path) -> Path:
     ):
         write(root / path)
     return root
+
+
+CLAIM = "2a5f1c6e-0d3b-4c52-9d8e-6f1a7b3c4d5e"
 
 
 def left(host: Path) -> set[str]:

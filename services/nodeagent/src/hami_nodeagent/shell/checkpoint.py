@@ -144,7 +144,7 @@ class Checkpoint:
     def remove_claim(self, uid: str, owner: str) -> None:
         """Remove a claim and the limits files of ``owner``; absent ones are no error."""
         shutil.rmtree(self._limits / owner, ignore_errors=True)
-        (self._claims / f"{uid}.json").unlink(missing_ok=True)
+        _remove(self._claims / f"{uid}.json")
 
     @property
     def has_claims(self) -> bool:
@@ -165,6 +165,10 @@ class Checkpoint:
         if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, data, mode=0o644, is_synced=is_synced)
+
+    def remove_spec(self, path: Path) -> None:
+        """Remove a CDI spec; an absent one is no error."""
+        _remove(path)
 
     def remove_limits(self, is_kept: Callable[[str], bool]) -> int:
         """Remove the limits of all pods (by uid) but those kept; how many were removed."""
@@ -191,8 +195,19 @@ def _load(path: Path, file_type: type[S]) -> S | None:
         return None
 
 
+def _beside(path: Path) -> Path:
+    """Return where a file is written before it is renamed into its place."""
+    return path.with_suffix(".new")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, and what a killed writer left beside it."""
+    for file in (path, _beside(path)):
+        file.unlink(missing_ok=True)
+
+
 def _write(path: Path, data: bytes, *, mode: int = 0o600, is_synced: bool = True) -> None:
-    fresh = path.with_suffix(".new")
+    fresh = _beside(path)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()

@@ -572,7 +572,7 @@ class Preparer:
                     shutil.rmtree(region, ignore_errors=True)
 
     def _remove(self, uid: str, owner: str) -> None:
-        self._spec_file(uid).unlink(missing_ok=True)
+        self._checkpoint.remove_spec(self._spec_file(uid))
         shutil.rmtree(self._regions / owner, ignore_errors=True)
         self._checkpoint.remove_claim(uid, owner)
 

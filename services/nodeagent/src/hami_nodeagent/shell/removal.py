@@ -29,8 +29,9 @@ from hami_nodeagent.shell.pluginproxy import PLUGIN_SOCKETS
 TERMINATION_LOG = Path("/dev/termination-log")
 CDI_SPECS = "hami-*.*.*.json"
 """Names of the specifications that ``partition_answers`` writes."""
-CLAIM_SPECS = f"hami-{'-'.join('?' * count for count in (8, 4, 4, 4, 12))}.json"
-"""Names of the CDI specifications of claims: by the claim's uid."""
+CLAIM_SPECS = f"hami-{'-'.join('?' * count for count in (8, 4, 4, 4, 12))}.*"
+"""Names of the CDI specifications of claims: by the claim's uid. Unfinished ones have the suffix
+``.new``."""
 LINKS_MOST = 40
 MESSAGE_BYTES = 4000
 """Kubelet keeps 4,096 bytes of a termination message."""
