@@ -5,12 +5,15 @@ The containers' programs use the fake CUDA driver, which gets into containers as
 Memory in MiB.
 """
 
+import json
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 
@@ -25,7 +28,7 @@ from tests.cluster.node.driver import CONTROL_NODES, DRIVE_IMAGE
 from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
 from tests.contract.kubelet.dradriver import TestDriver
-from tests.e2e.test_real_claims import GROUP, MONITOR, slices_of
+from tests.e2e.test_real_claims import GROUP, MONITOR, SYNC_S, slices_of
 from tests.e2e.test_real_node import LIMIT_S, records_of
 from tests.support.checker import ledger_of, problems_of
 from tools import build_native, build_native_fakes
@@ -38,6 +41,9 @@ pytestmark = [
 ]
 
 NODE = "claims-node"
+AGENT = f"agent-{NODE}"
+KUBELET_ASKS_S = 1.5
+"""Time from the Binding until kubelet waits for the agent's answer, and some more."""
 PROFILE = "2xA30"
 MEMORY_MIB = 24_165
 """As CUDA shows a whole device."""
@@ -96,7 +102,9 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nod
         },
     )
     with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as disk:
-        async with run_node_cluster(spec, programs, directory, Path(disk)) as cluster:
+        async with run_node_cluster(
+            spec, programs, directory, Path(disk), sync_s=SYNC_S
+        ) as cluster:
             await cluster.create(f"{GROUP}/deviceclasses", yaml.safe_load(MONITOR.read_text()))
             labels = {"pod-security.kubernetes.io/enforce": "restricted"}
             made = {"metadata": {"name": RESTRICTED, "labels": labels}}
@@ -475,3 +483,105 @@ def slice_of_nic(driver: str) -> Obj:
             ],
         },
     }
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+async def use(cluster: NodeCluster, name: str) -> None:
+    """Create a pod that tells its view of the claim of the same name."""
+    await cluster.create_pod(pod(name, with_claim(container()), **naming(name)))
+
+
+def spec_file(cluster: NodeCluster, uid: str) -> Path:
+    """The CDI file of a claim on the node."""
+    return cluster.node.containerd.cdi_directory / f"hami-{uid}.json"
+
+
+def agent_file(cluster: NodeCluster, *parts: str) -> Path:
+    """A file in the agent's state directory."""
+    return cluster.directory.joinpath("agents", NODE, *parts)
+
+
+async def exists(path: Path) -> bool:
+    return path.exists()
+
+
+async def is_sound(cluster: NodeCluster, name: str, uid: str) -> None:
+    """Check that the pod runs with its one share, and that the node has one whole CDI file."""
+    await runs(cluster, name)
+    assert_is_limited(await view_of(cluster, name))
+    assert [one.pod_uid for one in await live_records(cluster)] == [uid]
+    assert files_of_claims(cluster) == [f"hami-{uid}.json"]
+    json.loads(spec_file(cluster, uid).read_text())
+
+
+@pytest.mark.parametrize("step", ["asked", "prepared"])
+async def test_kubelet_dies_while_a_claim_is_prepared(cluster: NodeCluster, step: str) -> None:
+    """With its question on the way to the agent, and with the answer just given."""
+    name = f"kubelet-{step}"
+    uid = await make_claim(cluster, name, asks())
+    agent = cluster.processes[AGENT]
+    if step == "asked":
+        agent.freeze()
+    try:
+        await use(cluster, name)
+        if step == "asked":
+
+            async def is_bound() -> bool:
+                return bool((await cluster.pod(name)).spec.node_name)
+
+            await cluster.until("the pod is bound", is_bound)
+            await anyio.sleep(KUBELET_ASKS_S)
+        else:
+            await cluster.until("it is prepared", partial(exists, spec_file(cluster, uid)))
+        await cluster.node.kill_kubelet()
+    finally:
+        if step == "asked":
+            agent.thaw()
+    await cluster.node.start_kubelet()
+    await is_sound(cluster, name, uid)
+
+
+@pytest.mark.parametrize("step", ["half-written", "written"])
+async def test_agent_dies_around_the_write_of_the_cdi_file(cluster: NodeCluster, step: str) -> None:
+    """A pipe stops the agent at the write: of the CDI file, or of its book after that."""
+    name = f"agent-{step}"
+    uid = await make_claim(cluster, name, asks())
+    spec = spec_file(cluster, uid)
+    if step == "half-written":
+        pipe, before = (
+            spec.with_suffix(".new"),
+            agent_file(cluster, "limits", uid, "main", "limits"),
+        )
+    else:
+        pipe, before = agent_file(cluster, "claims", f"{uid}.new"), spec
+    os.mkfifo(pipe)
+    await use(cluster, name)
+    await cluster.until(f"the agent is at {pipe.name}", partial(exists, before))
+    assert spec.exists() == (step == "written")
+    await cluster.processes[AGENT].kill()
+    written = spec.read_bytes() if spec.exists() else b""
+    pipe.unlink()
+    if step == "half-written":
+        pipe.write_text('{"cdiVersion": "0.')
+    cluster.processes[AGENT].start()
+    await is_sound(cluster, name, uid)
+    assert written in (b"", spec.read_bytes())
+
+
+async def test_cdi_file_that_an_agent_left_unfinished_goes_with_its_pod(
+    cluster: NodeCluster,
+) -> None:
+    """The pod is deleted before the agent is back, so nothing prepares the claim again."""
+    uid = await make_claim(cluster, "left", asks())
+    fresh = spec_file(cluster, uid).with_suffix(".new")
+    os.mkfifo(fresh)
+    await use(cluster, "left")
+    before = agent_file(cluster, "limits", uid, "main", "limits")
+    await cluster.until("the agent is at the write", partial(exists, before))
+    await cluster.processes[AGENT].kill()
+    fresh.unlink()
+    fresh.write_text('{"cdiVersion": "0.')
+    await cluster.delete_pod("left")
+    cluster.processes[AGENT].start()

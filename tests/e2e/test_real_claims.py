@@ -46,6 +46,8 @@ MONITOR = Path(__file__).parents[2] / "deploy/kustomize/components/dra-monitor/d
 GROUP = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{GROUP}/namespaces/default/resourceclaims"
 PODS = "/api/v1/namespaces/default/pods"
+SYNC_S = 5
+"""Kubelet's interval between two tries to prepare a claim; by default 60 to 90 s."""
 SPEC = ClusterSpec(
     nodes=(NodeSpec(name=NODE, profile="8xA100-40"),),
     slots=16,
@@ -64,7 +66,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nod
     programs = programs_or_skip()
     with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as disk:
         async with run_node_cluster(
-            SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk)
+            SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk), sync_s=SYNC_S
         ) as cluster:
             document = yaml.safe_load(MONITOR.read_text())
             await cluster.create(f"{GROUP}/deviceclasses", document)

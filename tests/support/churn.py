@@ -8,7 +8,6 @@ compute in percent.
 """
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import anyio
@@ -74,6 +73,12 @@ def claim(name: str, amounts: Document) -> Document:
         "metadata": {"name": name},
         "spec": {"devices": {"requests": [{"name": "main", "exactly": exactly}]}},
     }
+
+
+async def claims_of(cluster: Cluster) -> list[ResourceClaim]:
+    """Return the claims of the pods' namespace."""
+    items = (await cluster.request("GET", CLAIMS))["items"]
+    return [msgspec.convert(item, ResourceClaim) for item in items]
 
 
 class Churn:
@@ -184,17 +189,15 @@ class Churn:
         cluster = self._cluster
         problems = await problems_of(cluster, cluster.verifier(), namespace="default")
         live = [one for one in (await ledger_of(cluster)).values() if one.op != "release"]
-        return problems + claim_problems(await self._claims(), live, await inventory_of(cluster))
-
-    async def _claims(self) -> Iterable[ResourceClaim]:
-        items = (await self._cluster.request("GET", CLAIMS))["items"]
-        return [msgspec.convert(item, ResourceClaim) for item in items]
+        return problems + claim_problems(
+            await claims_of(cluster), live, await inventory_of(cluster)
+        )
 
     async def _is_empty(self) -> bool:
         records = (await ledger_of(self._cluster)).values()
         return (
             all(one.op == "release" for one in records)
-            and not list(await self._claims())
+            and not await claims_of(self._cluster)
             and not list(self._cluster.cdi_directory.iterdir())
         )
 

@@ -24,7 +24,7 @@ from hami_common.compat import hamiformat, volcano
 from hami_common.kubeletapi import deviceplugin as api
 from hami_sim.cluster import AGENTS_NAMESPACE, NodeSpec
 from hami_sim.hardware import profile as hardware
-from hami_sim.kubernetes import programs
+from hami_sim.kubernetes import ControlPlane, programs
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.ports import free_port
 from hami_sim.process import Process
@@ -316,18 +316,27 @@ DEFAULT_SCHEDULER = "default-kube-scheduler"
 
 async def start_default_scheduler(site: Installed) -> None:
     """Start the cluster's own kube-scheduler, which places the pods of DaemonSets."""
-    control = site.plane.control
+    process = scheduler_without_extender(site.plane.control, site.directory, DEFAULT_SCHEDULER)
+    site.processes[DEFAULT_SCHEDULER] = process
+    process.start()
+
+
+def scheduler_without_extender(
+    control: ControlPlane, directory: Path, process: str, *, name: str = "default-scheduler"
+) -> Process:
+    """Return a further kube-scheduler, for pods with the scheduler ``name``; not started."""
     login = control.kubeconfig_for("system:kube-scheduler")
-    file: Path = site.directory / f"{DEFAULT_SCHEDULER}.yaml"
+    file = directory / f"{process}.yaml"
     document = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {"leaderElect": False},
         "clientConnection": {"kubeconfig": str(login)},
+        "profiles": [{"schedulerName": name}],
     }
     file.write_text(yaml.safe_dump(document))
-    process = site.processes[DEFAULT_SCHEDULER] = Process(
-        DEFAULT_SCHEDULER,
+    return Process(
+        process,
         [
             control.programs.path(programs.SCHEDULER),
             f"--config={file}",
@@ -336,9 +345,8 @@ async def start_default_scheduler(site: Installed) -> None:
             f"--authentication-kubeconfig={login}",
             f"--authorization-kubeconfig={login}",
         ],
-        log=site.directory / "logs" / f"{DEFAULT_SCHEDULER}.log",
+        log=directory / "logs" / f"{process}.log",
     )
-    process.start()
 
 
 async def _create_daemon_set(site: Installed, kind: Kind) -> None:

@@ -85,12 +85,12 @@ SPEC = ClusterSpec(
 class Plane(RealPlane):
     """The real control plane, whose API server reaches Services through ``cluster_ips``."""
 
+    control: "_ControlPlane"
+
     def __init__(self, directory: Path, group: TaskGroup) -> None:
         """As of a cluster; the proxy runs in ``group``."""
         super().__init__(directory)
-        self.control = self._control = _ControlPlane(
-            directory / "kubernetes", self._control.programs
-        )
+        self.control = _ControlPlane(directory / "kubernetes", self.control.programs)
         self.cluster_ips = ClusterIps()
         self._group = group
 

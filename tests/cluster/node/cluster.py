@@ -52,7 +52,14 @@ class NodeCluster(Cluster):
     """Set once the control plane runs."""
 
     def __init__(
-        self, spec: ClusterSpec, directory: Path, group: TaskGroup, disk: Path, programs: Programs
+        self,
+        spec: ClusterSpec,
+        directory: Path,
+        group: TaskGroup,
+        disk: Path,
+        programs: Programs,
+        *,
+        sync_s: int,
     ) -> None:
         """Keep the node below ``disk``, which needs a short path."""
         claims = {"dra.cdi_dir": str(disk / "cdi"), "dra.region_dir": str(disk / "claims")}
@@ -62,6 +69,7 @@ class NodeCluster(Cluster):
             msgspec.structs.replace(spec, settings=settings, plane="real"), directory, group
         )
         self._disk = disk
+        self._sync_s = sync_s
         self._programs = programs
 
     def _add(
@@ -106,6 +114,7 @@ class NodeCluster(Cluster):
                 kubeconfig=kubeconfig,
                 client_ca=Path(cluster["certificate-authority"]),
                 devices=(*(f"nvidia{minor}" for minor in minors), *CONTROL_NODES),
+                configuration={"syncFrequency": f"{self._sync_s}s"},
                 images=(drive_image(),) if self.spec.nvml_library else (),
             ),
             self._disk,
@@ -223,11 +232,15 @@ class _OnNode(Process):
 
 @asynccontextmanager
 async def run_node_cluster(
-    spec: ClusterSpec, programs: Programs, directory: Path, disk: Path
+    spec: ClusterSpec, programs: Programs, directory: Path, disk: Path, *, sync_s: int = 60
 ) -> AsyncIterator[NodeCluster]:
-    """A cluster that is ready on entry and gone on exit."""
+    """A cluster that is ready on entry and gone on exit.
+
+    ``sync_s``: kubelet's interval between syncs of a pod, until the next of which it does not try
+    again to prepare a claim.
+    """
     async with anyio.create_task_group() as group:
-        cluster = NodeCluster(spec, directory, group, disk, programs)
+        cluster = NodeCluster(spec, directory, group, disk, programs, sync_s=sync_s)
         try:
             await cluster.start()
             yield cluster

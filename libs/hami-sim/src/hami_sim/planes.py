@@ -210,7 +210,7 @@ class RealPlane:
 
     def __init__(self, directory: Path) -> None:
         """Keep everything below ``directory``; the programs are found by the environment."""
-        self._control = ControlPlane(directory / "kubernetes", Programs.from_environment())
+        self.control = ControlPlane(directory / "kubernetes", Programs.from_environment())
         self.processes: dict[str, Process] = {}
         self.stop_order: Sequence[str] = (programs.CONTROLLERS, APISERVER, programs.ETCD)
         self.webhook_settings: Mapping[str, str] = {}
@@ -218,55 +218,55 @@ class RealPlane:
     @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig."""
-        return self._control.kubeconfig
+        return self.control.kubeconfig
 
     @property
     def url(self) -> str:
         """Base URL of the API server."""
-        return self._control.url
+        return self.control.url
 
     @property
     def port(self) -> int:
         """Port of the API server."""
-        return self._control.ports[programs.APISERVER]
+        return self.control.ports[programs.APISERVER]
 
     def access(self) -> Access:
         """Return the administrator's access to the API server."""
-        return self._control.access()
+        return self.control.access()
 
     def tls(self) -> ssl.SSLContext | None:
         """Trust the cluster's authority."""
-        return ssl.create_default_context(cadata=self._control.pki.ca_pem)
+        return ssl.create_default_context(cadata=self.control.pki.ca_pem)
 
     async def start(self) -> None:
         """Start all but kube-scheduler and make our services' accounts."""
         try:
-            await self._control.start()
+            await self.control.start()
         finally:
             self._take_processes()
-        await self._control.install_accounts()
+        await self.control.install_accounts()
 
     def _take_processes(self) -> None:
         self.processes.update(
             (APISERVER if name == programs.APISERVER else name, process)
-            for name, process in self._control.processes.items()
+            for name, process in self.control.processes.items()
         )
 
     async def login(self, service: str, name: str, *, server: str = "") -> Path:
         """Kubeconfig of the service's account."""
         account = f"hami-{service}"
-        return await self._control.kubeconfig_for_account(account, name=name, server=server)
+        return await self.control.kubeconfig_for_account(account, name=name, server=server)
 
     def kubelet_login(self, nodes: Sequence[str]) -> str:
         """One kubeconfig per node, as kubelet has it."""
-        paths = {node: self._control.kubeconfig_for_node(node) for node in nodes}
+        paths = {node: self.control.kubeconfig_for_node(node) for node in nodes}
         node, path = next(iter(paths.items()))
         return str(path.with_name(path.name.replace(node, "{node}")))
 
     async def add_scheduler(self, extender_url: str, *, backoff_s: float, dra: bool) -> None:
         """Set up kube-scheduler under its account."""
-        login = await self._control.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
-        self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s, dra=dra)
+        login = await self.control.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
+        self.control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s, dra=dra)
         self._take_processes()
 
     def dra_objects(self) -> list[Document]:
@@ -275,27 +275,27 @@ class RealPlane:
 
     def add_default_scheduler(self) -> Process:
         """Set up a kube-scheduler without the extender in place of the other, which has ended."""
-        process = self._control.add_default_scheduler()
+        process = self.control.add_default_scheduler()
         self._take_processes()
         return process
 
     async def is_scheduler_ready(self) -> bool:
         """Return true if kube-scheduler has synced its caches."""
-        return await self._control.is_scheduler_ready()
+        return await self.control.is_scheduler_ready()
 
     async def scheduler_metrics(self) -> str:
         """Return kube-scheduler's metrics in Prometheus' text format."""
-        return await self._control.scheduler_metrics()
+        return await self.control.scheduler_metrics()
 
     @property
     def audit_log(self) -> Path:
         """One JSON document per line."""
-        return self._control.audit_log
+        return self.control.audit_log
 
     async def write_agents(self) -> list[str]:
         """Read the audit log."""
         agents = []
-        for line in self._control.audit_log.read_bytes().splitlines():
+        for line in self.control.audit_log.read_bytes().splitlines():
             entry = msgspec.json.decode(line)
             code = (entry.get("responseStatus") or {}).get("code", 0)
             if entry["verb"] in WRITES and code < _FAILED:
