@@ -9,11 +9,13 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import anyio
 import pytest
 
 from hami_common.compat import volcano
+from hami_common.dra.names import DRIVER, pool_name
 from hami_common.pods import annotations
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import SystemClock
@@ -21,6 +23,7 @@ from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.kube import Access
 from hamictl import uninstalling
 from hamictl.uninstalling import Outcome, Uninstaller
+from tests.support import claims
 from tests.support.kubeclient import KubeClient, StatusError
 
 pytestmark = pytest.mark.anyio
@@ -274,6 +277,55 @@ async def test_plan_lists_pods_and_nodes_and_changes_nothing(site: Site) -> None
         for one in (await site.admin.list("nodes"))["items"]
     }
     assert len((await site.admin.list("daemonsets.apps"))["items"]) == 1
+
+
+CLAIMS = "resourceclaims.resource.k8s.io"
+SLICES = "resourceslices.resource.k8s.io"
+
+
+async def _claimed(site: Site) -> None:
+    """Create a claim with a device of the node, which a pod without our label uses."""
+    container = {"name": "main", "image": "x", "resources": {"claims": [{"name": "gpu"}]}}
+    uses = [{"name": "gpu", "resourceClaimName": "c"}]
+    spec = {"nodeName": NODE, "containers": [container], "resourceClaims": uses}
+    user = await site.admin.create("pods", {"metadata": {"name": "user"}, "spec": spec}, "default")
+    document = claims.claim("c", claims.result("GPU-1", NODE), reserved_for=("user",))
+    status = document.pop("status")
+    status["reservedFor"][0]["uid"] = user["metadata"]["uid"]
+    status["allocation"]["devices"]["results"][0]["shareID"] = str(UUID(int=1))
+    exactly = {"deviceClassName": "hami-share"}
+    document["spec"]["devices"]["requests"][0]["exactly"] = exactly
+    await site.admin.create(CLAIMS, document, "default")
+    await site.admin.patch(
+        CLAIMS, "c", {"status": status}, namespace="default", subresource="status"
+    )
+
+
+async def test_pods_with_claims_of_users_are_listed_with_their_claim(site: Site) -> None:
+    await site.install()
+    await _claimed(site)
+    await site.pod()
+    planned = await site.uninstaller().plan()
+    assert [(one.pod, one.node, one.claim) for one in planned.pods] == [
+        ("web", NODE, ""),
+        ("user", NODE, "c"),
+    ]
+    assert [one.pod for one in planned.pods_by_claim] == ["user"]
+
+
+async def test_slices_of_our_driver_are_deleted_and_others_stay(site: Site) -> None:
+    await site.install()
+    for driver in (DRIVER, "gpu.example"):
+        pool = {"name": pool_name(NODE), "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": [{"name": "d"}]}
+        await site.admin.create(SLICES, {"metadata": {"name": driver}, "spec": spec})
+    planned = await site.uninstaller().plan()
+    assert planned.nodes[0].slices_removed == (DRIVER,)
+    outcome = await site.uninstall()
+    assert outcome.is_complete
+    assert outcome.nodes[0].slices_removed == (DRIVER,)
+    left = (await site.admin.list(SLICES))["items"]
+    assert [one["metadata"]["name"] for one in left] == ["gpu.example"]
 
 
 async def test_finished_pods_do_not_count(site: Site) -> None:

@@ -4,10 +4,11 @@
 Steps, each idempotent, so that an interrupted run is repeated from the beginning:
 
 1. Refuse while pods hold shares, unless they may stay; their limits stay in force until they end.
+   Pods with claims may not: without the agent's plugin, kubelet cannot end them.
 2. Delete the scheduler, so that no pod is placed, and the agents. A ConfigMap keeps the
    settings of the removal pods until everything is done.
 3. Run a removal pod on each node with an agent (``hami_nodeagent remove``). Files that running
-   containers have mapped stay.
+   containers have mapped stay. Delete the node's ResourceSlices.
 4. Remove this project's annotations and labels from nodes, and the totals of memory and compute
    that the agents advertised in node status.
 5. Remove the resources of the agents' device plugins from node status, once kubelet reports none:
@@ -27,6 +28,8 @@ from msgspec import Struct
 
 from hami_common.apipath import api_path
 from hami_common.compat import hamiformat, volcano
+from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.names import DRIVER, GROUP, VERSION, node_of_any_pool
 from hami_common.errors import Conflict, HamiError, NotFound
 from hami_common.pods import annotations
 from hami_common.ports import Clock, KubeApi
@@ -75,6 +78,8 @@ class HeldPod(Struct, frozen=True, kw_only=True):
     namespace: str
     pod: str
     node: str
+    claim: str = ""
+    """Its ResourceClaim with devices of ours; empty: it has them by the device plugin."""
 
 
 class NodeResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,6 +91,7 @@ class NodeResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keys_removed: tuple[str, ...] = ()
     resources_removed: tuple[str, ...] = ()
     resources_left: tuple[str, ...] = ()
+    slices_removed: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -95,6 +101,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     pods: tuple[HeldPod, ...]
     deleted: tuple[str, ...]
     nodes: tuple[NodeResult, ...]
+
+    @property
+    def pods_by_claim(self) -> tuple[HeldPod, ...]:
+        """The pods that have to be deleted before the agents are."""
+        return tuple(one for one in self.pods if one.claim)
 
     @property
     def is_complete(self) -> bool:
@@ -130,7 +141,8 @@ class Uninstaller:
         found = await installation.items(
             self._kube, "/api/v1/pods", label_selector=f"{annotations.MANAGED_LABEL}=true"
         )
-        return tuple(
+        by_claim = {(one.namespace, one.pod): one for one in await self._pods_by_claim()}
+        by_plugin = [
             HeldPod(
                 namespace=pod["metadata"]["namespace"],
                 pod=pod["metadata"]["name"],
@@ -139,7 +151,42 @@ class Uninstaller:
             for pod in found
             if pod["spec"].get("nodeName")
             and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        )
+        ]
+        others = [one for one in by_plugin if (one.namespace, one.pod) not in by_claim]
+        return (*others, *by_claim.values())
+
+    async def _pods_by_claim(self) -> list[HeldPod]:
+        """Return the pods for which claims with devices of ours are reserved.
+
+        Kubernetes takes a reservation back once the pod has finished.
+        """
+        return [
+            HeldPod(
+                namespace=claim.namespace,
+                pod=consumer.name,
+                node=nodes[0],
+                claim=claim.metadata.name,
+            )
+            for claim in map(_claim_of, await self._dra_objects("resourceclaims"))
+            if (nodes := _nodes_of(claim))
+            for consumer in claim.consumers()
+        ]
+
+    async def _dra_objects(self, plural: str) -> list[Document]:
+        """Return all objects of a kind; none where the API server does not serve it."""
+        try:
+            return await installation.items(self._kube, f"/apis/{GROUP}/{VERSION}/{plural}")
+        except NotFound:
+            return []
+
+    async def _slices(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the ResourceSlices of our driver, by node."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in await self._dra_objects("resourceslices"):
+            if one["spec"].get("driver") == DRIVER:
+                node = str(one["spec"].get("nodeName", ""))
+                found[node] = (*found.get(node, ()), one["metadata"]["name"])
+        return found
 
     async def plan(self) -> Outcome:
         """Return what a run would do, without a change."""
@@ -148,12 +195,18 @@ class Uninstaller:
         nodes = await installation.items(self._kube, "/api/v1/nodes")
         resources = await self._resources()
         served = {name for program in programs for name in program.nodes}
+        slices = await self._slices()
         results = []
         for node in nodes:
             name = node["metadata"]["name"]
             keys, left = _keys(node), tuple(_present(node, resources | _advertised(node)))
-            if name in served or keys or left:
-                results.append(NodeResult(node=name, keys_removed=keys, resources_removed=left))
+            own = slices.get(name, ())
+            if name in served or keys or left or own:
+                results.append(
+                    NodeResult(
+                        node=name, keys_removed=keys, resources_removed=left, slices_removed=own
+                    )
+                )
         return Outcome(
             pods=await self.pods(), deleted=tuple(path for path, _ in kinds), nodes=tuple(results)
         )
@@ -174,6 +227,9 @@ class Uninstaller:
             for program in programs:
                 for node in program.nodes:
                     group.start_soon(one, program, node)
+        slices = await self._slices()
+        for name in (name for own in slices.values() for name in own):
+            await self._delete(api_path("apis", GROUP, VERSION, "resourceslices", name))
         advertised = await self._remove_advertised()
         keys = await self._remove_keys()
         resources = await self._remove_resources()
@@ -186,8 +242,9 @@ class Uninstaller:
                     *resources.get(name, ((), ()))[0],
                 ),
                 resources_left=resources.get(name, ((), ()))[1],
+                slices_removed=slices.get(name, ()),
             )
-            for name in sorted({*files, *keys, *advertised, *resources})
+            for name in sorted({*files, *keys, *advertised, *resources, *slices})
         ]
         outcome = Outcome(pods=await self.pods(), deleted=tuple(deleted), nodes=tuple(results))
         if outcome.is_complete and not any(one.files_kept for one in results):
@@ -469,6 +526,15 @@ def removal_pod(program: Program, node: str, *, name: str, limit_s: float) -> Do
             "volumes": volumes,
         },
     }
+
+
+def _claim_of(document: Document) -> ResourceClaim:
+    return msgspec.convert(document, ResourceClaim)
+
+
+def _nodes_of(claim: ResourceClaim) -> list[str]:
+    """Return the nodes of the claim's devices of ours, the monitor's included."""
+    return [node_of_any_pool(one.pool) for one in (*claim.results(), *claim.monitors())]
 
 
 def _keys(node: Document) -> tuple[str, ...]:

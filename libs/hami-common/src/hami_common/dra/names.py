@@ -74,6 +74,12 @@ def monitor_pool(node: str) -> str:
     return f"{node}/hami-{MONITOR}"
 
 
+def node_of_any_pool(pool: str) -> str:
+    """Return the node of a pool of ours, that of ``MONITOR`` included; empty for another name."""
+    node = pool.partition("/")[0]
+    return node if pool in (pool_name(node), monitor_pool(node)) else ""
+
+
 def device_name(uuid: str) -> str:
     """Return the name of a device: a DNS label that depends on the UUID alone.
 

@@ -18,7 +18,8 @@ NEXT = "next: kubectl delete -k <your overlay> --ignore-not-found"
 @click.option(
     "--keep-pods",
     is_flag=True,
-    help="Continue while pods hold shares: their limits stay in force until they end.",
+    help="Continue while pods hold shares by the device plugin: their limits stay in force until "
+    "they end. Pods with claims have to be deleted first.",
 )
 @click.option(
     "--timeout",
@@ -67,7 +68,7 @@ def uninstall(  # noqa: PLR0917 - click passes them by name
             report=output.progress_once(),
         )
         planned = await uninstaller.plan()
-        if dry_run or (planned.pods and not keep_pods):
+        if dry_run or (planned.pods_by_claim if keep_pods else planned.pods):
             return False, planned
         return True, await uninstaller.run()
 
@@ -79,15 +80,21 @@ def uninstall(  # noqa: PLR0917 - click passes them by name
 
 
 def _show(outcome: Outcome, *, was_run: bool, refused: bool) -> None:
-    rows = [[one.namespace, one.pod, one.node] for one in outcome.pods]
+    rows = [[one.namespace, one.pod, one.node, one.claim or "-"] for one in outcome.pods]
     if rows:
-        output.table(["NAMESPACE", "POD WITH A SHARE", "NODE"], rows, empty="")
+        output.table(["NAMESPACE", "POD WITH A SHARE", "NODE", "CLAIM"], rows, empty="")
+    if refused and outcome.pods_by_claim:
+        click.echo(
+            "delete the pods with claims first: kubelet cannot end them without the agent: "
+            "nothing was changed"
+        )
+        return
     if refused:
         click.echo("delete these pods first, or give --keep-pods: nothing was changed")
         return
     for path in outcome.deleted:
         click.echo(f"{'deleted' if was_run else 'would delete'} {'/'.join(path.split('/')[-2:])}")
-    headings = ["NODE", "FILES", "KEYS", "RESOURCES", "LEFT"]
+    headings = ["NODE", "FILES", "KEYS", "RESOURCES", "SLICES", "LEFT"]
     output.table(headings, [_row(one) for one in outcome.nodes], empty="No traces on nodes.")
     for one in outcome.nodes:
         if one.problem:
@@ -108,5 +115,6 @@ def _row(one: NodeResult) -> list[object]:
         len(one.files_removed),
         ",".join(one.keys_removed) or "-",
         ",".join(one.resources_removed) or "-",
+        len(one.slices_removed),
         ",".join((*one.files_kept, *one.resources_left)) or "-",
     ]
