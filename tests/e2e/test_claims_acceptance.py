@@ -16,6 +16,7 @@ import pytest
 from hami_common.errors import Denied, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.pods import annotations as keys
+from hami_common.units import parse_quantity
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.tap import Direction, Trap
 from tests.e2e.conftest import small_pod
@@ -750,7 +751,38 @@ async def test_claims_of_users_choose_devices_by_cel_count_and_constraints(
     assert await sound(cluster) == []
 
 
-async def test_claim_without_memory_has_its_device_alone(cluster: Cluster) -> None:
+@pytest.fixture(params=[1, 2])
+async def scaling(running: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[int]:
+    """Memory that is handed out of each device, as a factor of its own: ``memory_scaling``."""
+    factor: int = request.param
+    file = running.directory / "devices.toml"
+    before = file.read_text()
+
+    async def scale(factor: int, text: str) -> None:
+        file.write_text(text)
+
+        async def is_published() -> bool:
+            return await memory_of(running) == {CAPACITY_MIB * factor}
+
+        await running.until(f"{factor} times the memory is published", is_published)
+
+    await scale(factor, f"{before}memory_scaling = {factor}\n")
+    yield factor
+    await scale(1, before)
+
+
+async def memory_of(cluster: Cluster) -> set[int]:
+    """The amounts of memory that the published devices have."""
+    items = (await cluster.request("GET", f"{GROUP}/resourceslices"))["items"]
+    texts = [
+        one["capacity"]["memory"]["value"]
+        for item in items
+        for one in item["spec"].get("devices") or ()
+    ]
+    return {int(amount) >> 20 for text in texts if (amount := parse_quantity(text)) is not None}
+
+
+async def test_claim_without_memory_has_its_device_alone(scaling: int, cluster: Cluster) -> None:
     await create(cluster, pod("beside", 500, "device-plugin"))
     await all_run(cluster, ["beside"])
     for number in range(DEVICES - 1):
@@ -759,6 +791,9 @@ async def test_claim_without_memory_has_its_device_alone(cluster: Cluster) -> No
     await all_run(cluster, names)
     alone = [await devices_of(cluster, name) for name in names]
     assert len({*alone, await devices_of(cluster, "beside")}) == DEVICES
+    records = await records_of(cluster)
+    shares = [records[name].containers[0].shares[0] for name in names]
+    assert {(one.memory_mib, one.exclusive) for one in shares} == {(scaling * CAPACITY_MIB, True)}
     for mode in MODES:
         await create(cluster, pod(f"small-{mode}", 500, mode))
     await use_claim(cluster, "one-too-many", exactly())

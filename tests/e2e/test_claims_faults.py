@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 
 from hami_common.dra.names import BOOKED
-from hami_common.errors import NotFound
+from hami_common.errors import Denied, NotFound
 from hami_common.events.allocation import AllocationRecord
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.planes import RealPlane
@@ -45,7 +46,7 @@ FROZEN_S = 10.0
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     spec = ClusterSpec(
-        nodes=(NodeSpec(name=NODE, profile="8xA100-40"),),
+        nodes=(NodeSpec(name=NODE, profile="8xA100-40", others=("4xMR-V100",)),),
         slots=SLOTS,
         node_cpu="400",
         backoff_s=0.2,
@@ -62,6 +63,44 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 async def test_devices_are_never_overbooked_while_pods_come_and_go(cluster: Cluster) -> None:
     """By the ledger's history, by claims, and by what containers were given; bench churn: 1,000."""
     assert await Churn(cluster, seed=3).run(ARRIVALS) == []
+
+
+async def test_containers_of_one_pod_have_devices_of_two_vendors_by_one_claim(
+    cluster: Cluster,
+) -> None:
+    """As by the device plugins; a vendor that claims cannot serve is refused with the fix."""
+    given: dict[str, list[set[str]]] = {mode: [] for mode in WAYS[:2]}
+    for mode in WAYS[:2]:
+        made = two_vendors(mode)
+        await cluster.create_pod(made)
+        await cluster.until("it runs", partial(run, cluster, [mode]))
+        record = (await live_records(cluster))[mode]
+        assert bool(record.claim) == (mode == "dra")
+        vendors = [one.shares[0].vendor for one in record.containers]
+        assert vendors == ["nvidia", "iluvatar"]
+        for one in made["spec"]["containers"]:
+
+            async def has_limits(name: str = one["name"], mode: str = mode) -> bool:
+                return "device.0.memory_mib=" in await cluster.container_log(mode, name)
+
+            await cluster.until("the limits are shown", has_limits)
+            lines = (await cluster.container_log(mode, one["name"])).splitlines()
+            given[mode].append({line for line in lines if not line.startswith("allocation=")})
+        await remove_all(cluster)
+    assert given["dra"] == given["device-plugin"]
+    refused = pod("refused", "dra", {"gpu": 1})
+    refused["spec"]["containers"][0]["resources"]["limits"] = {"huawei.com/Ascend910B3": "1"}
+    with pytest.raises(Denied, match="devices of ascend are given by annotations of pods"):
+        await cluster.create_pod(refused)
+
+
+def two_vendors(mode: str) -> dict[str, Any]:
+    """A pod with a share of each vendor, in a container of its own."""
+    made = pod(mode, mode, {"gpu": 1, "gpumem": 2000})
+    (first,) = made["spec"]["containers"]
+    limits = {"iluvatar.ai/MR-V100-vgpu": "1", "iluvatar.ai/MR-V100.vMem": "8"}
+    made["spec"]["containers"].append({**first, "name": "other", "resources": {"limits": limits}})
+    return made
 
 
 async def live_records(cluster: Cluster) -> dict[str, AllocationRecord]:

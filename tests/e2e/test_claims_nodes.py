@@ -7,6 +7,7 @@ Memory in MiB.
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -28,6 +29,7 @@ from tests.cluster.node.driver import CONTROL_NODES, DRIVE_IMAGE
 from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
 from tests.contract.kubelet.dradriver import TestDriver
+from tests.e2e.test_hamictl import hamictl
 from tests.e2e.test_real_claims import GROUP, MONITOR, SYNC_S, slices_of
 from tests.e2e.test_real_node import LIMIT_S, records_of
 from tests.support.checker import ledger_of, problems_of
@@ -585,3 +587,54 @@ async def test_cdi_file_that_an_agent_left_unfinished_goes_with_its_pod(
     fresh.write_text('{"cdiVersion": "0.')
     await cluster.delete_pod("left")
     cluster.processes[AGENT].start()
+
+
+# --------------------------------------------------------------------------------------- uninstall
+
+
+async def test_uninstall_waits_for_pods_with_claims_and_leaves_nothing(
+    running: NodeCluster,
+) -> None:
+    """The last test: one pod runs by a claim of its own, one by mode dra has finished."""
+    cluster = running
+    await make_claim(cluster, "stays", asks())
+    await cluster.create_pod(pod("stays", with_claim(container()), **naming("stays")))
+    ended = with_share(container(script="true"))
+    await cluster.create_pod(pod("ended", ended, mode="dra", restartPolicy="Never"))
+    await runs(cluster, "stays")
+    await cluster.until("the other pod ends", partial(cluster.pod_is, "ended", "Succeeded"))
+
+    async def stays_alone() -> bool:
+        done = await hamictl(cluster, "uninstall", "--dry-run", "-o", "json")
+        return [one["pod"] for one in json.loads(done.stdout)["pods"]] == ["stays"]
+
+    await cluster.until("Kubernetes frees the claim of the pod that ended", stays_alone)
+    refused = await hamictl(cluster, "uninstall", "--keep-pods", "--wait", "0")
+    assert refused.returncode == 1
+    assert b"kubelet cannot end them without the agent" in refused.stdout
+    assert len(await slices_of(cluster)) > 0
+    assert_is_limited(await view_of(cluster, "stays"))
+    await cluster.delete_pod("stays")
+    await cluster.until("it is gone", partial(cluster.pod_is_gone, "stays"), limit_s=LIMIT_S)
+
+    settings = agent_settings(cluster)
+    # Its Deployments and DaemonSets do not exist here.
+    for name in (*cluster.schedulers, *cluster.agents, *cluster.plugin_proxies):
+        await cluster.processes[name].stop()
+    command = [sys.executable, "-m", "hami_nodeagent", "remove", "--host", "/"]
+    await anyio.run_process(cluster.node.space.look_command([*command, *settings]))
+    done = await hamictl(cluster, "uninstall", "--wait", "0")
+    assert done.returncode == 0, done.stdout
+    assert await slices_of(cluster) == []
+    left = (await cluster.request("GET", f"{GROUP}/resourceclaims"))["items"]
+    assert [one["metadata"].get("finalizers") for one in left] == [None] * len(left)
+    assert files_of_claims(cluster) == []
+    assert not agent_file(cluster).exists()
+    node = await cluster.request("GET", f"/api/v1/nodes/{NODE}")
+    assert not [key for key in node["metadata"]["annotations"] if key.startswith("hami.io/")]
+
+
+def agent_settings(cluster: NodeCluster) -> list[str]:
+    """Arguments with the settings of the agent's process."""
+    words = Path(f"/proc/{cluster.processes[AGENT].pid}/cmdline").read_text().split("\0")
+    return words[words.index("--set") :]
