@@ -2,7 +2,8 @@
 """One trace per pod, from admission to the running container, and the events that go with it."""
 
 import json
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import anyio
@@ -81,7 +82,7 @@ SPANS = {
 
 
 async def spans_of(
-    collector: Collector, trace: str, wanted: Set[str] = SPANS, *, limit_s: float = 30
+    collector: Collector, trace: str, wanted: AbstractSet[str] = SPANS, *, limit_s: float = 30
 ) -> dict[str, Span]:
     """Return the spans of a pod's trace by name, once all expected ones are there."""
 

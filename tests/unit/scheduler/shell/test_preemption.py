@@ -355,7 +355,7 @@ async def test_guarantee_is_reclaimed_at_once_from_borrowers_of_any_priority(
 ) -> None:
     world = await world_with((pod("old", 9), "n1"), (pod("more", 5), "n2"))
     waits = of_research("waits", 6000)
-    settings = {"queues_file": queues(tmp_path, guaranteed_mib=4000)}
+    settings: dict[str, Any] = {"queues_file": queues(tmp_path, guaranteed_mib=4000)}
     async with world.scheduler(**settings) as s:
         answer = await ask(world, s, waits)
         assert answer["NodeNames"] == []
@@ -393,7 +393,7 @@ async def test_no_queue_falls_below_its_guarantee(
 ) -> None:
     small = [(pod(f"small-{n}", 9, mem_mib=3000), "n1") for n in (1, 2)]
     world = await world_with(*small, (pod("large", 20), "n2"))
-    settings = {"queues_file": queues(tmp_path, guaranteed_mib=guaranteed_mib)}
+    settings: dict[str, Any] = {"queues_file": queues(tmp_path, guaranteed_mib=guaranteed_mib)}
     async with world.scheduler(**settings) as s:
         await ask(world, s, of_research("waits", wanted_mib))
     assert sorted(world.kube.evictions) == evicted
@@ -401,7 +401,10 @@ async def test_no_queue_falls_below_its_guarantee(
 
 async def test_reclaim_can_be_disabled(tmp_path: Path) -> None:
     world = await world_with((pod("old", 9), "n1"), (pod("more", 5), "n2"))
-    settings = {"queues_file": queues(tmp_path, guaranteed_mib=4000), "reclaim": False}
+    settings: dict[str, Any] = {
+        "queues_file": queues(tmp_path, guaranteed_mib=4000),
+        "reclaim": False,
+    }
     async with world.scheduler(**settings) as s:
         await ask(world, s, of_research("waits", 6000))
     assert world.kube.evictions == []

@@ -56,7 +56,7 @@ class RegionAllocation(Struct, frozen=True, kw_only=True):
 
 
 class RegionCapacity(Struct, frozen=True, kw_only=True):
-    """Capacity of one region by model, without foreign use, which is not copied."""
+    """Capacity of one region by model."""
 
     region: str
     models: tuple[ModelCapacity, ...]
@@ -122,7 +122,7 @@ def capacity(
                     is_silent=False,
                     device=device,
                     booked=booked,
-                    offer=offer_of(device, booked, foreign_mib=0),
+                    offer=offer_of(device, booked),
                     shares=(),
                 )
             )

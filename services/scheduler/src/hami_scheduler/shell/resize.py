@@ -17,7 +17,7 @@ node does not apply in time is rolled back the same way. Seconds throughout.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
