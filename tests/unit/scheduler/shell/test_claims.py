@@ -10,7 +10,7 @@ import pytest
 
 from hami_common.bus import subjects
 from hami_common.dra.claims import UNPREPARED
-from hami_common.dra.names import BOOKED, DRIVER
+from hami_common.dra.names import BOOKED, DRIVER, device_name, pool_name
 from hami_common.errors import Denied, HamiError, NotFound, RequestInvalid, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
@@ -372,6 +372,28 @@ async def test_quota_of_the_namespace_holds_for_claims_too() -> None:
         put(world, "c0")
         await world.advance(14, "n1")
         assert booked(world) == {"c1": 1000, "c2": 1000}
+
+
+async def test_lost_ledger_is_rebuilt_with_the_amounts_of_a_resize() -> None:
+    async with running_world() as (world, _):
+        put(world, "c", result(GPU, memory="3000Mi", cores="10"), reserved_for=["p"])
+        shares = {"driver": DRIVER, "pool": pool_name("n1"), "device": device_name(GPU)}
+        entry = {
+            **shares,
+            "shareID": f"share-of-{GPU}",
+            "data": {"memory": "5000Mi", "cores": "40"},
+        }
+        status = world.kube.objects[claims.path("c")]["status"]
+        world.kube.change(claims.path("c"), status={**status, "devices": [entry]})
+        pod = builders.pod("p", gpu=None, managed=False)
+        pod["spec"]["nodeName"], pod["status"]["phase"] = "n1", "Running"
+        world.add_pod(pod)
+        world.bus.wipe()
+        await world.add_devices(builders.devices("n1"))
+        await world.advance(70, "n1")
+        (share,) = world.live()[0].containers[0].shares
+        assert (share.memory_mib, share.core_pct) == (5000, 40)
+        assert world.kube.objects[claims.path("c")]["status"]["devices"] == [entry]
 
 
 async def test_lost_ledger_is_rebuilt_from_claims_in_use_before_others_are_booked() -> None:

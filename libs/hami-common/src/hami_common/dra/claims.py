@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from hami_common.bounds import (
     MEMORY_MIB_MOST,
@@ -211,11 +212,7 @@ def shown_amounts(
         for share in container.shares
         if not share.profile
     }
-    shown = {
-        (one.pool, one.device, one.share_id): bytes(one.data)
-        for one in (claim.status.devices if claim.status else None) or ()
-        if one.driver == DRIVER and bytes(one.data) != b"null"
-    }
+    shown = _data_by_device(claim)
     found: dict[tuple[str, str, str | None], dict[str, str]] = {}
     is_shown = True
     for number, one in enumerate(claim.results()):
@@ -225,7 +222,7 @@ def shown_amounts(
         key, data = (one.pool, one.device, one.share_id), data_of(share)
         found[key] = data
         if key in shown:
-            is_shown = is_shown and _is_same(shown[key], data)
+            is_shown = is_shown and shown[key] == data
         else:
             memory_mib = _amount(number, one, MEMORY, unit=MIB_BYTES, most=MEMORY_MIB_MOST)
             core_pct = _amount(number, one, CORES, unit=1, most=_WHOLE_PCT)
@@ -233,11 +230,53 @@ def shown_amounts(
     return {} if is_shown else found
 
 
-def _is_same(raw: bytes, data: dict[str, str]) -> bool:
-    try:
-        return bool(msgspec.json.decode(raw) == data)
-    except (msgspec.DecodeError, UnicodeError):
-        return False
+def in_force(
+    claim: ResourceClaim, containers: Iterable[ContainerShares]
+) -> tuple[ContainerShares, ...]:
+    """Return the claim's shares with the amounts that its status shows since a resize.
+
+    ``containers``: as of ``containers_of``. Amounts that cannot be read are left out.
+    """
+    shown = _data_by_device(claim)
+    amounts = {
+        (one.request.partition("/")[0], one.device): data
+        for one in claim.results()
+        if (data := shown.get((one.pool, one.device, one.share_id))) is not None
+    }
+    return tuple(
+        replace(
+            container,
+            shares=tuple(
+                _resized(share, amounts.get((container.name, device_name(share.uuid)), {}))
+                for share in container.shares
+            ),
+        )
+        for container in containers
+    )
+
+
+def _resized(share: Share, data: dict[str, str]) -> Share:
+    memory, cores = (parse_quantity(data.get(name, "")) for name in (MEMORY, CORES))
+    if not memory or cores is None or share.profile or share.exclusive:
+        return share
+    memory_mib, core_pct = ceil(memory / MIB_BYTES), ceil(cores)
+    if not (0 < memory_mib <= MEMORY_MIB_MOST and 0 <= core_pct <= _WHOLE_PCT):
+        return share
+    return replace(share, memory_mib=memory_mib, core_pct=core_pct)
+
+
+def _data_by_device(claim: ResourceClaim) -> dict[tuple[str, str, str | None], dict[str, str]]:
+    """Return the amounts that the status shows, by pool, device and share id."""
+    found: dict[tuple[str, str, str | None], dict[str, str]] = {}
+    for one in (claim.status.devices if claim.status else None) or ():
+        if one.driver != DRIVER or bytes(one.data) == b"null":
+            continue
+        try:
+            data = msgspec.json.decode(one.data, type=dict[str, str])
+        except (msgspec.DecodeError, UnicodeError):
+            data = {}  # of another writer: it is written again
+        found[one.pool, one.device, one.share_id] = data
+    return found
 
 
 def is_published(device: Device) -> bool:

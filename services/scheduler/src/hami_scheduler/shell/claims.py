@@ -19,7 +19,13 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from hami_common.dra.claims import ResourceClaim, containers_of, node_of, shown_amounts
+from hami_common.dra.claims import (
+    ResourceClaim,
+    containers_of,
+    in_force,
+    node_of,
+    shown_amounts,
+)
 from hami_common.dra.names import BOOKED, GROUP, VERSION
 from hami_common.dra.podclaims import owner_pod
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, RequestInvalid, Unavailable
@@ -452,7 +458,7 @@ class Claims:
         if not self._state.has("inventory"):
             raise Unavailable(peer="scheduler", detail="devices of the nodes are not known yet")
         node = node_of(claim)
-        containers = containers_of(claim, self._devices(node))
+        containers = in_force(claim, containers_of(claim, self._devices(node)))
         async with self._effects.ledger.planning(node):
             for _ in range(self._fence_tries):
                 plan = self._state.core.answer(self._planned(claim, node, containers, must=True))
