@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "install.md"
 BEGIN, END = "<!-- generated: tested releases -->", "<!-- end of generated part -->"
 TESTED = {
     Role.EVERYTHING: "all tests",
+    Role.CLAIMS: "[claims](dra.md#acceptance), on request",
     Role.DEVICE_PLUGIN: "device plugin, admission, scheduling, life of a pod on a real node",
 }
 

@@ -302,13 +302,12 @@ def _missing(name: str, problem: str) -> Outcome:
 
 
 def _run_older() -> list[Outcome]:
-    """Run the tests of all releases but the newest, each on its own control plane."""
+    """Run the tests of device-plugin mode on older releases, each on its own control plane."""
     outcomes = []
     newest = os.environ.get(build.VARIABLE)
-    for release in RELEASES[:-1]:
+    for release in RELEASES:
         if release.role is not Role.DEVICE_PLUGIN:
-            msg = f"Kubernetes {release.name}: an older release runs in {Role.DEVICE_PLUGIN}"
-            raise ValueError(msg)
+            continue
         name = f"real-{release.name}"
         problem = _provide_cluster(release.name, required=True)
         if problem:

@@ -23,6 +23,8 @@ class Role(StrEnum):
     """All tests that use a real control plane."""
     DEVICE_PLUGIN = "device-plugin mode"
     """``DEVICE_PLUGIN_TESTS``."""
+    CLAIMS = "claims, on request"
+    """None: a developer runs the tests of docs/dra.md on it before a release."""
 
 
 DEVICE_PLUGIN_TESTS: Final = (
@@ -64,6 +66,7 @@ class Release:
 
 RELEASES: Final = (
     Release(name="1.34", role=Role.DEVICE_PLUGIN),
+    Release(name="1.36", role=Role.CLAIMS),
     Release(name="1.37", role=Role.EVERYTHING),
 )
 """Oldest first."""
