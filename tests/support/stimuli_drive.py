@@ -177,6 +177,7 @@ class Drive:
                 numa=self.random.choice((None, 0, 1)),
                 healthy=self.random.random() > 0.1,
                 cordoned=self.random.random() < 0.1,
+                foreign_mib=self.random.choice((0, 0, 0, 2_048, 12_032)),
             )
             for i in range(count)
         ]
