@@ -16,7 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from hami_common.events.allocation import Account, AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat
-from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
+from hami_common.model.request import (
+    Choice,
+    DevicePolicy,
+    PlacementPolicy,
+    PodRequest,
+    ScoringWeights,
+)
 from hami_common.runtime.quarantine import Quarantine
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import (
@@ -416,7 +422,10 @@ class Drive:
             device=draw.choice(CHAINS),
             weights=draw.choice((None, ScoringWeights(slot=0, core=1, memory=3))),
         )
-        return replace(pod, namespace=draw.choice(NAMESPACES))
+        others: tuple[Choice, ...] = ()
+        if draw.random() < 0.2:
+            others = (Choice(containers=(builders.container(builders.ask(mib=500), name="c0"),)),)
+        return replace(pod, namespace=draw.choice(NAMESPACES), others=others)
 
     def accept(self, plan: Append) -> None:
         """Accept an append, as the bus."""

@@ -5,13 +5,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from hami_common.model.request import options
 from hami_common.pods import annotations
-from hami_common.pods.podview import PodView
+from hami_common.pods.podview import PodView, ResourcesView
 from hami_common.pods.signing import Signer, Verifier
+from hami_common.skus.expansion import Alternative, Expansion, encode
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger import binding, podfacts
 from hami_core.ledger.podfacts import PodReader, pod_path
+from hami_core.quota.resourcequota import Resource, amounts_of
+from tests.support.builders import held, share
 from tests.unit.core.facts import record, signed
 
 SIGNER = Signer.generate()
@@ -191,3 +196,53 @@ def test_recorded_labels_are_those_of_the_setting() -> None:
     view = msgspec.convert({"metadata": {"uid": "u", "name": "p", "labels": labels}}, PodView)
     assert found.facts_of(view).labels == (("app", ""), ("team", "vision"))
     assert reader().facts_of(view).labels == ()
+
+
+def neutral() -> PodView:
+    """A pod of SKU ``s@2`` that NVIDIA or one kind of Ascend chip can serve."""
+    expansion = Expansion(
+        sku="s@2",
+        service_class="spot",
+        alternatives=(
+            Alternative(
+                vendor="nvidia",
+                limits={"main": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "500"}},
+            ),
+            Alternative(
+                vendor="ascend",
+                limits={"main": {ASCEND: "1", f"{ASCEND}-memory": "500"}},
+            ),
+        ),
+    )
+    made = pod(**{annotations.ALTERNATIVES: encode(expansion)})
+    container = made.spec.containers[0]
+    limits: dict[str, str | int | float] = {"hami.io/accelerators": "1", "hami.io/memory": "500"}
+    container = replace(container, resources=ResourcesView(limits=limits))
+    return replace(made, spec=replace(made.spec, containers=[container]))
+
+
+ASCEND = "huawei.com/Ascend910B4"
+
+
+def test_neutral_pod_has_its_sku_and_both_requests_before_and_after_its_bind() -> None:
+    waiting = reader().facts_of(neutral())
+    assert (waiting.sku, waiting.service_class, waiting.problem) == ("s@2", "spot", "")
+    assert waiting.request is not None
+    vendors = [one.containers[0].requests[0].vendor for one in options(waiting.request)]
+    assert vendors == ["nvidia", "ascend"]
+    bound = neutral()
+    bound = replace(bound, spec=replace(bound.spec, node_name="n"))
+    facts = reader().facts_of(bound)
+    assert (facts.sku, facts.service_class, facts.request) == ("s@2", "spot", None)
+
+
+def test_quotas_count_a_neutral_pod_under_the_resource_of_the_vendor_that_was_booked() -> None:
+    account = reader().account_of(neutral())
+    assert account is not None
+    assert ("main", "ascend", ASCEND) in account.resources
+    of_ascend = held(share("NPU-1", 500, vendor="ascend"))
+    counted = amounts_of([of_ascend], account)
+    assert counted[Resource(ASCEND, "memory_mib")] == 500
+    assert counted[Resource("ascend", "memory_mib")] == 500
+    of_nvidia = amounts_of([held(share("GPU-1", 500))], account)
+    assert {resource.vendor for resource in of_nvidia} <= {"", "nvidia", "nvidia.com/gpu"}
