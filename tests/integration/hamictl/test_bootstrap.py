@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hami_common.admission.configuration import Client, mutating_webhook_configuration
@@ -207,6 +208,27 @@ async def test_keys_of_the_bus_stay_and_its_permissions_are_those_of_this_releas
             public = NKey.from_seed(seeds[name][key].decode()).public
             assert (public.encode() in accounts["accounts.conf"]) is True, user
             assert seeds[name][key] not in accounts["accounts.conf"]
+
+
+async def test_region_and_hub_get_a_login_and_the_account_of_the_copies(site: Site) -> None:
+    plan = msgspec.structs.replace(PLAN, region="east", hub="tls://hub.example:7422")
+    done = await site.run(NOW, plan)
+    seed = (await site.data("secrets", "hami-bus-regions"))["seed"].decode()
+    public = NKey.from_seed(seed).public
+    assert f"login of region east at its hub: {public}" in done
+    accounts = (await site.data("configmaps", "hami-bus-accounts"))["accounts.conf"].decode()
+    assert public in accounts
+    assert "$HAMI_REGION_SEED" in accounts
+    assert "tls://hub.example:7422" in accounts
+    assert seed not in accounts
+    hub = msgspec.structs.replace(PLAN, leaf_by_region={"east": public}, bus_names=("hub.example",))
+    await site.run(NOW, hub)
+    accounts = (await site.data("configmaps", "hami-bus-accounts"))["accounts.conf"].decode()
+    assert public in accounts
+    assert "$HAMI_REGION_SEED" not in accounts
+    certificate = (await site.data("secrets", "hami-nats-tls"))["tls.crt"]
+    authority = (await site.data("configmaps", "hami-ca"))["ca.crt"]
+    assert serves(certificate, ["hub.example"], authority=authority)
 
 
 async def test_bus_runs_on_the_shipped_files_and_reloads_a_new_certificate(

@@ -71,6 +71,11 @@ SOURCED_STREAMS = (
     *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
 )
 """Streams of a region that a hub has copies of."""
+HUB_CA_FILE = "/hub-ca/ca.crt"
+"""CA of the hub's certificate, in the pod of a region's server."""
+SEED_VARIABLE = "HAMI_REGION_SEED"
+"""Environment variable of a region's server with the seed of its login at the hub."""
+SEED_PLACE = "seed from the environment"
 HUB = "hub"
 """JetStream domain of a hub."""
 _BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKETS)
@@ -85,6 +90,8 @@ class Regions(Struct, frozen=True, kw_only=True):
     """Name of this region, whose streams are copied; empty: this is the hub."""
     leaf_by_region: Mapping[str, str] = {}
     """In the hub: the key with which each region's servers log in."""
+    hub: str = ""
+    """In a region: address of the hub for leaf nodes, ``tls://HOST:PORT``."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -337,6 +344,21 @@ def leaf_denials(region: str) -> tuple[str, ...]:
     return ("hami.>", "$KV.>", f"{API}.>", f"{api}.INFO", *(f"{api}.{one}.>" for one in others))
 
 
+def _remote(regions: Regions) -> dict[str, Any]:
+    """Return the leaf node connection of a region to its hub; the seed is in the environment."""
+    return {
+        "remotes": [
+            {
+                "url": regions.hub,
+                "account": REGIONS,
+                "deny_imports": list(leaf_denials(regions.region)),
+                "tls": {"ca_file": HUB_CA_FILE},
+                "nkey": SEED_PLACE,
+            }
+        ]
+    }
+
+
 def _regions(regions: Regions, accounts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the account of the copies; in a region, let it read the streams of ``HAMI``."""
     users: list[dict[str, Any]] = [{"nkey": regions.public}]
@@ -415,16 +437,19 @@ def server_config(*, issuer: str, users: Mapping[str, str], regions: Regions | N
         accounts[REGIONS] = _regions(regions, accounts)
         own += [user["nkey"] for user in accounts[REGIONS]["users"]]
     callout = {"issuer": issuer, "account": AUTH, "auth_users": own}
-    parts = {
+    parts: dict[str, Any] = {
         "accounts": accounts,
         "system_account": SYSTEM,
         "authorization": {"timeout": AUTH_TIMEOUT_S, "auth_callout": callout},
     }
+    if regions is not None and regions.hub:
+        parts["leafnodes"] = _remote(regions)
     # The server reads JSON values in its configuration; only the top level is its own notation.
-    return "".join(
+    text = "".join(
         f"{name}: {msgspec.json.format(msgspec.json.encode(part), indent=1).decode()}\n"
         for name, part in parts.items()
     )
+    return text.replace(f'"{SEED_PLACE}"', f"${SEED_VARIABLE}")
 
 
 def _export(service: _Service, *, to: str = EDGE) -> dict[str, Any]:

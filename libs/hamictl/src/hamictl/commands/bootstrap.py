@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import namespaces
-from hami_common.bus import grants
+from hami_common.bus import grants, subjects
 from hami_common.bus.nkeys import NKey
 from hami_common.certificates import KeyPair, ends, issue, new_authority, serves
 from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
@@ -59,7 +59,10 @@ BUS_SECRETS = {
     "hami-bus-operator": {"seed": "operator"},
 }
 """Secrets with NKey seeds of the bus: user by key of the Secret."""
+BUS_REGIONS = "hami-bus-regions"
+"""Secret with the seed of the login to the copies of regions, and of a region at its hub."""
 _ISSUER = "issuer"
+_REGIONS = "regions"
 PREVIOUS = "previous.crt"
 STRATEGIC = "application/strategic-merge-patch+json"
 
@@ -84,6 +87,14 @@ class Installation(Struct, frozen=True, kw_only=True):
     """Service at which the scheduler answers the registry."""
     bind_admission: str = "hami-bind-admission"
     """Service at which the scheduler reviews Bindings, where that component is installed."""
+    bus_names: tuple[str, ...] = ()
+    """Further names in the certificate of NATS, such as that by which regions reach a hub."""
+    region: str = ""
+    """Name of this region, whose streams a hub copies; empty: none."""
+    hub: str = ""
+    """Address of the hub for leaf nodes, with ``region``."""
+    leaf_by_region: Mapping[str, str] | None = None
+    """In a hub: the public key of each region's login; ``None``: this is no hub."""
     authority_valid: timedelta = timedelta(days=3650)
     serving_valid: timedelta = timedelta(days=90)
     renew_before: timedelta = timedelta(days=30)
@@ -113,6 +124,32 @@ class Installation(Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Service of NATS, for its keys and certificate; empty: use an external NATS.",
 )
+@click.option(
+    "--bus-names",
+    default="",
+    envvar="HAMICTL_BUS_NAMES",
+    metavar="HOST,...",
+    help="Further names in the certificate of NATS.",
+)
+@click.option(
+    "--region",
+    default="",
+    envvar="HAMICTL_REGION",
+    help="Name of this region, for a hub that copies it; needs --hub.",
+)
+@click.option(
+    "--hub",
+    default="",
+    envvar="HAMICTL_HUB",
+    help="Address of the hub for leaf nodes, tls://HOST:PORT.",
+)
+@click.option(
+    "--leaves",
+    default=None,
+    envvar="HAMICTL_LEAVES",
+    metavar="REGION=KEY,...",
+    help="This is a hub: public keys of the regions' logins; may be empty.",
+)
 @click.option("--valid-days", default=90, show_default=True, help="Lifetime of a certificate.")
 @click.option(
     "--renew-days",
@@ -126,13 +163,17 @@ class Installation(Struct, frozen=True, kw_only=True):
     default="",
     help="Kubeconfig of the Kubernetes API; empty: the pod's service account.",
 )
-def bootstrap(
+def bootstrap(  # noqa: PLR0913 - one argument per option
     *,
     namespace: str,
     agents_namespace: str,
     service: str,
     webhook: str,
     bus: str,
+    bus_names: str,
+    region: str,
+    hub: str,
+    leaves: str | None,
     valid_days: int,
     renew_days: int,
     kubeconfig: str,
@@ -144,12 +185,19 @@ def bootstrap(
     if not 0 < renew_days < valid_days:
         text = f"--renew-days {renew_days} is not between 0 and --valid-days {valid_days}"
         raise InputRefused(text)
+    if bool(region) != bool(hub) or (region and leaves is not None):
+        text = "give --region and --hub in a region, --leaves in a hub, and none of them elsewhere"
+        raise InputRefused(text)
     installation = Installation(
         namespace=namespace,
         agents_namespace=agents_namespace,
         service=service,
         webhook=webhook,
         bus=bus,
+        bus_names=tuple(filter(None, (one.strip() for one in bus_names.split(",")))),
+        region=region,
+        hub=hub,
+        leaf_by_region=None if leaves is None else _leaves(leaves),
         serving_valid=timedelta(days=valid_days),
         renew_before=timedelta(days=renew_days),
     )
@@ -165,6 +213,18 @@ def bootstrap(
         click.echo(line)
 
 
+def _leaves(text: str) -> dict[str, str]:
+    """Read ``REGION=KEY,...``."""
+    found = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, separator, key = part.partition("=")
+        if not separator or not key.startswith("U"):
+            problem = f"--leaves: {part!r} is not REGION=KEY with the public key of the region"
+            raise InputRefused(problem)
+        found[subjects.region(name)] = key
+    return found
+
+
 async def _bootstrap(installation: Installation, kubeconfig: str) -> list[str]:
     now = datetime.fromtimestamp(SystemClock().now_s(), tz=UTC)
     async with kubeio.connect(kubeconfig, user_agent="hamictl", start_timeout_s=START_S) as kube:
@@ -175,7 +235,7 @@ async def create_missing(kube: KubeApi, installation: Installation, *, now: date
     """Create what is missing; return one line per change."""
     done = await _keys(kube, installation.namespace)
     if installation.bus:
-        done += await _bus(kube, installation.namespace)
+        done += await _bus(kube, installation)
     if installation.webhook:
         done += await _certificates(kube, installation, now)
     else:
@@ -200,10 +260,13 @@ async def _copies(kube: KubeApi, installation: Installation) -> list[str]:
     return done
 
 
-async def _bus(kube: KubeApi, namespace: str) -> list[str]:
+async def _bus(kube: KubeApi, installation: Installation) -> list[str]:
     done = []
+    namespace = installation.namespace
     public: dict[str, str] = {}
-    for name, users in BUS_SECRETS.items():
+    is_hub = installation.leaf_by_region is not None
+    copies = {BUS_REGIONS: {"seed": _REGIONS}} if installation.region or is_hub else {}
+    for name, users in {**BUS_SECRETS, **copies}.items():
         secret = await _get(kube, namespace, "secrets", name)
         if secret is None:
             seeds = {key: _new_key(user).seed.encode() for key, user in users.items()}
@@ -215,7 +278,17 @@ async def _bus(kube: KubeApi, namespace: str) -> list[str]:
         for key, user in users.items():
             public[user] = NKey.from_seed(data[key].decode()).public
     issuer = public.pop(_ISSUER)
-    text = grants.server_config(issuer=issuer, users=public)
+    regions = None
+    if key := public.pop(_REGIONS, ""):
+        regions = grants.Regions(
+            public=key,
+            region=installation.region,
+            hub=installation.hub,
+            leaf_by_region=installation.leaf_by_region or {},
+        )
+        if installation.region:
+            done.append(f"login of region {installation.region} at its hub: {key}")
+    text = grants.server_config(issuer=issuer, users=public, regions=regions)
     accounts = _map(namespace, BUS_ACCOUNTS, {"accounts.conf": text})
     if what := await _keep_map(kube, accounts):
         done.append(f"{what} ConfigMap {BUS_ACCOUNTS}: accounts and permissions of the bus")
@@ -292,7 +365,7 @@ async def _certificates(kube: KubeApi, installation: Installation, now: datetime
         names = [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"]
         # NATS servers connect to each other by pod name, as clients.
         is_bus = name == BUS_SERVING
-        names += [f"*.{host}" for host in names] if is_bus else []
+        names += [*(f"*.{host}" for host in names), *installation.bus_names] if is_bus else []
         secret = await _get(kube, namespace, "secrets", name)
         serving = _pair(_data(secret) if secret else {})
         if (

@@ -10,7 +10,7 @@ from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
 from hamictl import claimviews, client, kube, options, output, quotatables
 from hamictl.client import Allocation, Device, ModelCapacity, Node, Sku
-from hamictl.commands import history
+from hamictl.commands import history, regions
 
 _CLOCK = SystemClock()
 
@@ -22,13 +22,18 @@ def get() -> None:
 
 get.add_command(history.pressure)
 get.add_command(history.workload)
+get.add_command(regions.regions)
 
 
 @get.command()
+@regions.region_option
 @options.registry_option
 @options.format_option
-def nodes(registry: str, format_: str) -> None:
+def nodes(region: str, registry: str, format_: str) -> None:
     """List nodes with their booked memory."""
+    if region:
+        regions.show_nodes(region, registry, format_)
+        return
     answer = client.read(client.Nodes, registry, "/v1/nodes")
     if output.structured(answer, format_):
         return
@@ -105,10 +110,18 @@ def _device(device: Device, *, is_wide: bool) -> list[object]:
 @get.command()
 @options.only_namespace_option
 @click.option("--released", is_flag=True, help="Also show released allocations.")
+@regions.region_option
 @options.registry_option
 @options.format_option
-def allocations(namespace: str, released: bool, registry: str, format_: str) -> None:  # noqa: FBT001 - click passes flags so
+def allocations(
+    *, namespace: str, released: bool, region: str, registry: str, format_: str
+) -> None:
     """List allocations: shares of pods and claims."""
+    if region:
+        if released:
+            raise click.UsageError("--released is of one cluster: leave out --region")
+        regions.show_allocations(region, namespace, registry, format_)
+        return
     answer = client.read(
         client.Allocations,
         registry,
