@@ -87,6 +87,7 @@ def rows() -> list[Row]:
         *_own(EVERY, Supervisor(clock=SystemClock(), registry=CollectorRegistry())),
         *_own("scheduler", scheduler.Metrics(CollectorRegistry())),
         *_own("scheduler", scheduler.CertificateMetrics(CollectorRegistry())),
+        *_own("scheduler", scheduler.PolicyMetrics(CollectorRegistry())),
         *_collected("scheduler", _quota_metrics()),
         *_grouped("scheduler", clustermetrics.DEVICE_GROUPS),
         *_grouped("scheduler", clustermetrics.SHARE_GROUPS),

@@ -89,6 +89,8 @@ CASES: dict[str, Case] = {
     "HamiAgentSilent": gauge("hami_scheduler_silent_nodes", 2, 0),
     "HamiPodsWait": gauge("hami_scheduler_waiting_pods", 3, 0),
     "HamiQueuesFileInvalid": gauge("hami_scheduler_queues_file_valid", 0, 1),
+    "HamiPoliciesFileInvalid": gauge("hami_scheduler_policies_file_valid", 0, 1),
+    "HamiCanaryRolledBack": counter("hami_scheduler_canary_rollbacks_total"),
     "HamiSkusFileInvalid": gauge("hami_skus_file_valid", 0, 1),
     "HamiWorkDropped": Case(
         bad={'hami_scheduler_queue_drops_total{queue="chores"}': RISES},

@@ -53,6 +53,8 @@ def compare_log(
         check=lambda: None,
         prices=prices_of(prices_file),
     )
+    if log.gaps:
+        click.echo(f"The log has {log.gaps} gaps; pods that arrived there are missing.", err=True)
     if not output.structured(compared, format_):
         _show(compared)
 

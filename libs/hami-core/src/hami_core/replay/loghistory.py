@@ -25,9 +25,10 @@ from hami_core.placement.nodenames import NodeNames
 from hami_core.replay.arrivals import Asked, History, Put, history_of
 from hami_core.replay.questions import inventory_of
 from hami_core.replay.snapshot import Snapshot
-from hami_core.replay.stimuluslog import Item, Stimulated
+from hami_core.replay.stimuluslog import Gap, Item, Stimulated
 
 ARRIVALS_MOST: Final = 1_000_000
+LISTS_KEPT: Final = 256
 LEAST_S: Final = 1.0
 """Length of the period of a log that ends with its first snapshot."""
 
@@ -43,7 +44,9 @@ class _Log:
         self.puts: list[Put] = []
         self.asked: dict[str, Asked] = {}
         self._sequences: dict[tuple[str, str], int] = {}
-        self._offered: tuple[NodeNames | None, tuple[str, ...]] = (None, ())
+        self.gaps = 0
+        self._offered: dict[int, tuple[NodeNames, tuple[str, ...]]] = {}
+        """By identity of the names, which the reader shares between questions."""
 
     def begin(self, snapshot: Snapshot) -> None:
         """Read the state at the beginning of a segment, of which an earlier one knows most."""
@@ -97,10 +100,13 @@ class _Log:
             self.records.append(record)
 
     def _names(self, names: NodeNames) -> tuple[str, ...]:
-        """Return the names; questions in a row mostly offer the same ones."""
-        if self._offered[0] is not names:
-            self._offered = names, tuple(names.strings())
-        return self._offered[1]
+        """Return the names, one tuple for all questions that offer the same list."""
+        known = self._offered.get(id(names))
+        if known is None:
+            if len(self._offered) >= LISTS_KEPT:
+                del self._offered[next(iter(self._offered))]
+            known = self._offered[id(names)] = names, tuple(names.strings())
+        return known[1]
 
 
 class _Feasible(Struct):
@@ -115,6 +121,8 @@ class LogHistory(NamedTuple):
     history: History
     policy: PlacementPolicy
     """Policy of pods that named none, at the beginning of a log or the end of events."""
+    gaps: int = 0
+    """Places of a log where stimuli are missing."""
 
 
 def history_of_log(items: Iterable[Item]) -> LogHistory:
@@ -125,6 +133,8 @@ def history_of_log(items: Iterable[Item]) -> LogHistory:
             log.begin(item)
         elif isinstance(item, Stimulated):
             log.take(item)
+        elif isinstance(item, Gap):
+            log.gaps += 1
     if log.from_s is None:
         raise RequestInvalid(
             field="log", problem="no segment begins with a snapshot", fix="give a whole segment"
@@ -139,7 +149,7 @@ def history_of_log(items: Iterable[Item]) -> LogHistory:
         arrivals_most=ARRIVALS_MOST,
         asked=log.asked,
     )
-    return LogHistory(history, log.policy)
+    return LogHistory(history, log.policy, log.gaps)
 
 
 def history_of_events(

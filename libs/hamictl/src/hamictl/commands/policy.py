@@ -151,7 +151,7 @@ def _tried(
     wanted = file.policy_of(test)
     if isinstance(trace, Snapshot):
         pods = [one for name in test.pods for one in manifests.read_manifests(path.parent / name)]
-        result = place(trace, pods, wanted)
+        result = place(trace, pods, wanted, explain=False)
         return of_moment(result.after, tuple(map(_outcome, result.pods))), None
     if test.pods:
         raise RequestInvalid(

@@ -407,8 +407,13 @@ def place(
     policy: PlacementPolicy,
     rules: Rules | None = None,
     added: Added | None = None,
+    *,
+    explain: bool = True,
 ) -> Result:
-    """Place every pod, in order; without pods those that wait in the snapshot."""
+    """Place every pod, in order; without pods those that wait in the snapshot.
+
+    ``explain``: search the closest fit of each refused pod, which takes many times longer.
+    """
     if pods:
         views = [pod.view for pod in pods]
         requested = read(views, Catalog.from_settings(), policy)
@@ -441,6 +446,7 @@ def place(
             ledger,
             requested.requests,
             now_s=snapshot.time_s,
+            explain=explain,
             governed=governed,
             excluded=excluded,
         )

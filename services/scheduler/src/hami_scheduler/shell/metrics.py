@@ -258,3 +258,24 @@ class CertificateMetrics:
             ["outcome"],
             registry=registry,
         )
+
+
+class PolicyMetrics:
+    """Metrics of policies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.file_valid = Gauge(
+            "hami_scheduler_policies_file_valid",
+            "1 while the policies file as it stands is in force.",
+            registry=registry,
+        )
+        self.canary = Gauge(
+            "hami_scheduler_canary_running",
+            "1 while a canary policy is applied to its namespaces.",
+            registry=registry,
+        )
+        self.rollbacks = Counter(
+            "hami_scheduler_canary_rollbacks",
+            "Canary policies that this replica rolled back.",
+            registry=registry,
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from hami_common import documents
 from hami_common.bus import subjects
@@ -30,6 +30,7 @@ from hami_common.runtime.openapi import Operation
 from hami_core.replay.canary import CanaryVerdict, Group, Window, packing_of
 from hami_core.replay.policies import Canary, PoliciesFile, parse
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell.metrics import PolicyMetrics
 from hami_scheduler.shell.state import State
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -83,27 +84,6 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=PoliciesView,
     ),
 )
-
-
-class PolicyMetrics:
-    """Metrics of policies."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.file_valid = Gauge(
-            "hami_scheduler_policies_file_valid",
-            "1 while the policies file as it stands is in force.",
-            registry=registry,
-        )
-        self.canary = Gauge(
-            "hami_scheduler_canary_running",
-            "1 while a canary policy is applied to its namespaces.",
-            registry=registry,
-        )
-        self.rollbacks = Counter(
-            "hami_scheduler_canary_rollbacks",
-            "Canary policies that this replica rolled back.",
-            registry=registry,
-        )
 
 
 class PolicyKeeper:
