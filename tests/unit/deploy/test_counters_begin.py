@@ -38,6 +38,7 @@ def begun() -> list[Metric]:
     """Series that services export before any event."""
     shown = CollectorRegistry()
     scheduler.Metrics(shown)
+    scheduler.PolicyMetrics(shown)
     registry.Metrics(shown)
     webhook.Metrics(shown)
     agent.Metrics(shown).begin("nvidia.com/gpu")

@@ -117,8 +117,8 @@ def crowded() -> Life:
 def test_the_wait_of_a_refused_pod_is_counted_and_another_policy_avoids_it() -> None:
     life = crowded()
     # The core spreads the two small pods over both devices of a.
-    history, policy = life.history()
-    assert policy == SPREAD
+    history, policy, gaps = life.history()
+    assert (policy, gaps) == (SPREAD, 0)
     assert (history.from_s, history.until_s) == (BEGIN_S, BEGIN_S + 100)
     found = compare_pods(history, [PACK, SPREAD], check=lambda: None)
     recorded = found.comparison.recorded

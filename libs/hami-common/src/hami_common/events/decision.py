@@ -21,6 +21,7 @@ from hami_common.bounds import (
     BEFORE_MOST,
     CONTAINERS_MOST,
     LIST_MOST,
+    OBJECT_LIST_MOST,
     Count,
     DeviceId,
     Duration,
@@ -254,12 +255,12 @@ class Moment(Struct, frozen=True, kw_only=True):
 
     decision: DecisionRecord
     """The newest filter recorded at or before the requested time."""
-    nodes: tuple[RefusedNode, ...]
+    nodes: Annotated[tuple[RefusedNode, ...], Meta(max_length=OBJECT_LIST_MOST)]
     """Refused nodes, the closest first, then those that fit, with an empty ``code``."""
     nodes_feasible: Count
     compared: Count
     """Nodes that the record names with a verdict."""
-    differing: tuple[Name, ...]
+    differing: Annotated[tuple[Name, ...], Meta(max_length=OBJECT_LIST_MOST)]
     """Compared nodes whose verdict or devices differ: stored events contain neither silent agents,
     faults between two reports nor withheld nodes.
     """
