@@ -14,7 +14,7 @@ import click
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Inspect": ("get", "top", "usage", "idle", "explain", "trace", "events"),
     "Operate": ("cordon", "uncordon", "resize"),
-    "Plan": ("snapshot", "simulate", "policy", "autoscaler-template", "defrag"),
+    "Plan": ("snapshot", "simulate", "policy", "autoscaler-template", "defrag", "scenario"),
     "Troubleshoot": ("doctor", "verify", "support-bundle", "replay"),
     "Install and migrate": ("bootstrap", "rotate-key", "import-config", "migrate", "uninstall"),
     "Settings": ("completion",),

@@ -37,6 +37,7 @@ from hami_common.model.request import (
 from hami_core.placement.fit import NO_PLAN, Plan, compile_request
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
+from hami_core.planning.defrag import Tenant, plan_moves
 from hami_core.planning.packing import Asks, Fill, asks_of, fill, stranded, used_by_model
 from hami_core.replay.arrivals import History, Run
 from hami_core.table.table import DeviceTable
@@ -53,6 +54,8 @@ HOURS_MOST: Final = 168.0
 _P95: Final = 0.95
 _HOUR_S: Final = 3600.0
 _NO_PRICES: Final = Prices()
+_MOVE_TRIALS: Final = 300
+_MOVE_TARGETS: Final = 8
 
 Shares = tuple[ContainerShares, ...]
 
@@ -234,6 +237,45 @@ def compare_pods(
     return Compared(comparison, of_recorded, tuple(pods))
 
 
+class Lived(NamedTuple):
+    """Times of one pod, in the period or after it."""
+
+    start_s: float
+    end_s: float | None
+
+
+class Placed(Struct, frozen=True, kw_only=True):
+    """The same arrivals under one policy, with moves of running pods."""
+
+    result: PolicyResult
+    lives: Mapping[str, Lived]
+    """By uid, of the pods that were placed."""
+    moves: int
+    """Running pods that were moved so that another one fits."""
+    booked_mean: float
+    """Booked memory as a fraction of the capacity of all usable devices, mean over the period."""
+    booked_peak: float
+
+
+def place(
+    history: History, policy: PlacementPolicy, *, moves_most: int, check: Callable[[], None]
+) -> Placed:
+    """Place the arrivals; where none fits, up to ``moves_most`` running pods are moved for it.
+
+    A move takes no time, and the moved pod ends when it would have ended.
+    """
+    measured = dict(asks_of(run.request for run in history.arrivals).most_common(ASKS_MEASURED))
+    meter = _Meter(measured, _times(history))
+    world = _World(history, policy, meter, check, moves_most=moves_most).run()
+    return Placed(
+        result=world.result(_NO_PRICES),
+        lives=world.lives,
+        moves=world.moves,
+        booked_mean=_mean(meter.booked_s, meter.measured_s),
+        booked_peak=round(meter.booked_peak, 4),
+    )
+
+
 def _times(history: History) -> tuple[float, ...]:
     length = history.until_s - history.from_s
     return tuple(history.from_s + length * n / (SAMPLES - 1) for n in range(SAMPLES))
@@ -250,6 +292,14 @@ class _Waiting(NamedTuple):
     """Equal for pods that fit on the same nodes."""
 
 
+class _Active(Struct):
+    """A pod with devices."""
+
+    request: PodRequest
+    node: str
+    containers: Shares
+
+
 class _World:
     """One pass over the history under one policy."""
 
@@ -259,6 +309,7 @@ class _World:
         policy: PlacementPolicy | None,
         meter: "_Meter",
         check: Callable[[], None],
+        moves_most: int = 0,
     ) -> None:
         self.table = meter.table
         self.policy = policy
@@ -272,6 +323,11 @@ class _World:
         self.placed_at_once = 0
         self.last_end_s: float | None = history.from_s
         """``None``: a pod has no end."""
+        self.lives: dict[str, Lived] = {}
+        self.moves = 0
+        self._moves_most = moves_most
+        self._active: dict[int, _Active] = {}
+        """By the number of its start."""
         self._history = history
         self._check = check
         self._verdicts = Verdicts(self.table)
@@ -286,7 +342,7 @@ class _World:
             self.table.upsert_node(devices)
         self._nodes = self.table.nodes()
         for run in history.running:
-            self._book(run.node, run.containers, end_s=run.end_s)
+            self._book(run.request, run.node, run.containers, end_s=run.end_s)
         for put in history.puts:
             self._at(put.time_s, _PUT, partial(self._put, put.devices))
         for run in history.arrivals:
@@ -303,14 +359,56 @@ class _World:
         self._number += 1
         heapq.heappush(self._events, (time_s, order, self._number, happen))
 
-    def _book(self, node: str, containers: Shares, *, end_s: float | None) -> None:
+    def _book(
+        self, request: PodRequest, node: str, containers: Shares, *, end_s: float | None
+    ) -> None:
         self.table.book(node, containers)
+        self._number += 1
+        number, active = self._number, _Active(request, node, containers)
+        self._active[number] = active
         if end_s is not None:
-            self._at(end_s, _RELEASE, partial(self._release, node, containers))
+            self._at(end_s, _RELEASE, partial(self._release, number))
 
-    def _release(self, node: str, containers: Shares, now_s: float) -> None:
-        self.table.unbook(node, containers)
-        self._retry(node, now_s)
+    def _release(self, number: int, now_s: float) -> None:
+        active = self._active.pop(number)
+        self.table.unbook(active.node, active.containers)
+        self._retry(active.node, now_s)
+        if self.waiting and self._moves_most:
+            one = self.waiting[0]
+            placement = self._made_to_fit(one.request)
+            if placement is not None:
+                del self.waiting[0]
+                self.waits_s.append(now_s - one.run.arrival_s)
+                self._start(one.run, placement.node, placement.containers, now_s)
+
+    def _made_to_fit(self, request: PodRequest) -> Placement | None:
+        """Move running pods so that this one fits, if a plan is found."""
+        if not self._moves_most:
+            return None
+        plan = plan_moves(
+            self.table,
+            request,
+            [
+                Tenant(
+                    request=replace(active.request, uid=str(number)),
+                    node=active.node,
+                    containers=active.containers,
+                )
+                for number, active in self._active.items()
+            ],
+            most_moves=self._moves_most,
+            most_trials=_MOVE_TRIALS,
+            most_targets=_MOVE_TARGETS,
+        )
+        if not plan.moves:
+            return None
+        for move in plan.moves:
+            active = self._active[int(move.uid)]
+            self.table.unbook(active.node, active.containers)
+            self.table.book(move.target, move.takes)
+            active.node, active.containers = move.target, move.takes
+        self.moves += len(plan.moves)
+        return Placement(node=plan.node, containers=plan.containers)
 
     def _put(self, devices: NodeDevices, now_s: float) -> None:
         self.table.upsert_node(devices)
@@ -329,6 +427,8 @@ class _World:
             return
         request = replace(run.request, policy=self.policy)
         placement = self._placed(request, self._candidates(run))
+        if placement is None and not run.is_pinned:
+            placement = self._made_to_fit(request)
         if placement is None:
             self.waiting.append(_Waiting(run, request, compile_request(request)))
         else:
@@ -385,7 +485,8 @@ class _World:
         else:
             self.last_end_s = max(self.last_end_s, end_s)
         self._started[id(run)] = (now_s - run.arrival_s, node, containers)
-        self._book(node, containers, end_s=end_s)
+        self.lives[run.request.uid] = Lived(now_s, end_s)
+        self._book(run.request, node, containers, end_s=end_s)
 
     def pods(self) -> tuple[PodOutcome, ...]:
         """Return the arrivals in order."""
@@ -452,8 +553,8 @@ class _Meter:
         self._measured = measured
         self._times = times
         self._now_s = times[0]
-        self.full_s = self.in_use_s = self.free_s = self.measured_s = 0.0
-        self.full_peak = 0.0
+        self.full_s = self.in_use_s = self.free_s = self.measured_s = self.booked_s = 0.0
+        self.full_peak = self.booked_peak = 0.0
         self.used_peak = 0
         self.used_s_by_model: dict[str, float] = {}
         """Seconds of devices in use."""
@@ -480,6 +581,9 @@ class _Meter:
     def _count(self, full: Fill, for_s: float) -> None:
         self.measured_s += for_s
         self.free_s += for_s * (full.devices - full.devices_used)
+        booked = full.booked_mib / full.capacity_mib if full.capacity_mib else 0.0
+        self.booked_s += for_s * booked
+        self.booked_peak = max(self.booked_peak, booked)
         self.used_peak = max(self.used_peak, full.devices_used)
         if full.devices_used:
             for model, count in used_by_model(self.table).items():
