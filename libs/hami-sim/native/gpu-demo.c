@@ -2,14 +2,15 @@
 /*
  * Shows what a container may do with its devices: asks for memory until it is refused, then computes as fast as it may.
  *
- *     gpu-demo [--once] [--seconds N]
+ *     gpu-demo [--once] [--seconds N] [--progress]
  *
  * Uses the CUDA driver API alone, found as programs find it (dlopen, dlsym), so it runs on a real driver as well as on
  * a fake one. Prints lines `gpu.I.KEY=VALUE` for each device I and then waits for SIGTERM, holding a little memory, unless
  * --once. Keys: uuid, total_mib, free_mib, allocated_mib (what was given before the first refusal), refused (the driver's
  * code for it; 2: out of memory, as a full device says it), launches, device_pct (the part of the device's time that a
  * loop of kernels of 1 ms received). Then `gpu.intercepted` (1 where a limiter is loaded) and, last, `gpu.devices`, how
- * many there were. A line `gpu.error=CALL CODE` says what failed; the exit code is then 1.
+ * many there were. With --progress also `gpu.step=N MS` ten times a second while it computes: kernels that have ended so
+ * far, and CLOCK_MONOTONIC. A line `gpu.error=CALL CODE` says what failed; the exit code is then 1.
  *
  * Locks taken here: none. Called with hooks active: yes, where a limiter is preloaded.
  */
@@ -30,6 +31,7 @@
 #define OUT_OF_MEMORY 2
 #define KERNEL_NS 1000000u
 #define BATCH 4
+#define PROGRESS_NS 100000000u
 
 /* Spins for KERNEL_NS on a real device; a fake one knows the duration from the name. */
 static const char image[] = ".version 6.0\n"
@@ -146,7 +148,7 @@ static uint64_t now_ns(void)
 }
 
 /* Launch kernels of 1 ms for a while, never many ahead; how many. `passed_ns`: from the first launch to the last end. */
-static uint64_t compute(double seconds, uint64_t *passed_ns)
+static uint64_t compute(double seconds, bool tells, uint64_t *passed_ns)
 {
     void *module = NULL;
     void *function = NULL;
@@ -154,18 +156,24 @@ static uint64_t compute(double seconds, uint64_t *passed_ns)
     need(load_module(&module, image), "cuModuleLoadData");
     need(get_function(&function, module, "fixed_1ms"), "cuModuleGetFunction");
     uint64_t begun = now_ns();
+    uint64_t told = begun;
     uint64_t length = (uint64_t)(seconds * 1e9);
     while (now_ns() - begun < length) {
         for (int i = 0; i < BATCH; i++, launches++) {
             need(launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
         }
         need(synchronize(), "cuCtxSynchronize");
+        uint64_t now = now_ns();
+        if (tells && now - told >= PROGRESS_NS) {
+            printf("gpu.step=%llu %llu\n", (unsigned long long)launches, (unsigned long long)(now / 1000000u));
+            told = now;
+        }
     }
     *passed_ns = now_ns() - begun;
     return launches;
 }
 
-static void show(int number, double seconds)
+static void show(int number, double seconds, bool tells)
 {
     int device = 0;
     void *context = NULL;
@@ -189,7 +197,7 @@ static void show(int number, double seconds)
     while (chunk_count > first + 1) { /* the first piece is kept, so that something is in use */
         need(release(chunks[--chunk_count]), "cuMemFree");
     }
-    uint64_t launches = seconds > 0 ? compute(seconds, &passed_ns) : 0;
+    uint64_t launches = seconds > 0 ? compute(seconds, tells, &passed_ns) : 0;
     double pct = passed_ns > 0 ? 100.0 * (double)launches * KERNEL_NS / (double)passed_ns : 0.0;
     printf("gpu.%d.uuid=GPU-", number);
     for (size_t i = 0; i < sizeof uuid.bytes; i++) {
@@ -203,14 +211,17 @@ static void show(int number, double seconds)
 int main(int argc, char **argv)
 {
     bool once = false;
+    bool tells = false;
     double seconds = 1.0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--once") == 0) {
             once = true;
+        } else if (strcmp(argv[i], "--progress") == 0) {
+            tells = true;
         } else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc) {
             seconds = strtod(argv[++i], NULL);
         } else {
-            (void)fprintf(stderr, "usage: gpu-demo [--once] [--seconds N]\n");
+            (void)fprintf(stderr, "usage: gpu-demo [--once] [--seconds N] [--progress]\n");
             return 2;
         }
     }
@@ -224,7 +235,7 @@ int main(int argc, char **argv)
     need(init(0), "cuInit");
     need(device_count(&count), "cuDeviceGetCount");
     for (int number = 0; number < count; number++) {
-        show(number, seconds);
+        show(number, seconds, tells);
     }
     printf("gpu.intercepted=%d\ngpu.devices=%d\n", is_intercepted(), count);
     while (!once && sigwaitinfo(&ends, NULL) < 0 && errno == EINTR) {

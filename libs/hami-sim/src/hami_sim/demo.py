@@ -7,7 +7,8 @@ a small program on the (fake) CUDA driver that takes memory until it is refused 
 as it may, under the real in-container limiter, and prints what it got.
 
 ``--once`` checks what happened and exits (0 when everything did); without it the cluster keeps
-running and its addresses are printed. ``--json FILE`` writes one document; every value in it is
+running and its addresses are printed. ``--scenario NAME`` plays a use case instead
+(``hami_sim.scenarios``). ``--json FILE`` writes one document; every value in it is
 read back from NATS, the API or the processes, never from this script's plan. This is a command for
 people, so it prints.
 """
@@ -27,7 +28,7 @@ import yaml
 
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.pods import limits
-from hami_sim import demo_mixed
+from hami_sim import demo_mixed, scenarios
 from hami_sim.cluster import DEFAULT_NODES, Cluster, ClusterSpec, run_cluster
 
 NAMESPACE = "default"
@@ -370,6 +371,37 @@ async def demo(*, once: bool, profile: str, json_path: Path | None, directory: P
         return 0 if not problems else 1
 
 
+async def play_scenarios(names: list[str], directory: Path) -> int:
+    """Play scenarios, those in a cluster in the same one; the exit code."""
+    folder = examples_directory() / "scenarios"
+    files = [folder / f"{name}.toml" for name in names]
+    documents = [scenarios.read(path) for path in files]
+    in_cluster = [
+        path for path, one in zip(files, documents, strict=True) if one["kind"] == "cluster"
+    ]
+    code = 0
+    for path in files:
+        if path not in in_cluster:
+            say(f"\n{path.stem}")
+            command = [sys.executable, "-m", "hamictl", "scenario", str(path)]
+            code |= (await anyio.run_process(command, check=False, stdout=None)).returncode
+    if not in_cluster:
+        return code
+    spec = scenarios.spec(
+        directory,
+        nvml_library=str(await built("build_native_fakes.py") / "libnvidia-ml.so.1"),
+        limiter=str(await built("build_native.py")),
+    )
+    async with run_cluster(spec, directory) as cluster:
+        for path in in_cluster:
+            say(f"\n{path.stem}: {scenarios.read(path)['purpose']}")
+            checks = await scenarios.play(cluster, path)
+            for check in checks:
+                say(check.line())
+            code |= not all(check.ok for check in checks)
+    return code
+
+
 def main() -> int:
     """Entry point of ``./dev demo``."""
     parser = argparse.ArgumentParser(
@@ -384,6 +416,13 @@ def main() -> int:
         " dra: as nvidia, with the devices from ResourceClaims",
     )
     parser.add_argument(
+        "--scenario",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="play examples/scenarios/NAME.toml, check its figures and exit; may be repeated",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the result as one JSON document"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and state in DIR")
@@ -396,6 +435,7 @@ def main() -> int:
             profile=options.profile,
             json_path=options.json,
             directory=directory,
+            names=options.scenario,
         )
         failed = code != 0
     except KeyboardInterrupt:
@@ -407,8 +447,12 @@ def main() -> int:
     return code
 
 
-def _run(*, once: bool, profile: str, json_path: Path | None, directory: Path) -> int:
+def _run(
+    *, once: bool, profile: str, json_path: Path | None, directory: Path, names: list[str]
+) -> int:
     try:
+        if names:
+            return anyio.run(play_scenarios, names, directory)
         return anyio.run(
             lambda: demo(once=once, profile=profile, json_path=json_path, directory=directory)
         )

@@ -245,7 +245,8 @@ def _figures(
     if left := case.cards - sum(pools.values()):
         pools[""] = left
     placed = {
-        pool: _place(scenario, case, pool, cards, pods, check) for pool, cards in pools.items()
+        pool: _place(scenario, case, pods, check, pool=pool, cards=cards)
+        for pool, cards in pools.items()
     }
     lives = {uid: life for one in placed.values() for uid, life in one.lives.items()}
     parts = [one.result for one in placed.values()]
@@ -289,10 +290,11 @@ def _weighted(
 def _place(
     scenario: Scenario,
     case: Case,
-    pool: str,
-    cards: int,
     pods: list[_Pod],
     check: Callable[[], None],
+    *,
+    pool: str,
+    cards: int,
 ) -> Placed:
     """Place the pods of one pool of cards."""
     mine = [
@@ -372,9 +374,7 @@ def _verdict(one: Check, figures: dict[str, Figures]) -> Verdict:
         divisor = _value(one.of, figures)
         value = value / divisor if divisor else float("inf")
     is_ok = (one.least is None or value >= one.least) and (one.most is None or value <= one.most)
-    return Verdict(
-        text=one.text, value=round(value, 4), least=one.least, most=one.most, ok=is_ok
-    )
+    return Verdict(text=one.text, value=round(value, 4), least=one.least, most=one.most, ok=is_ok)
 
 
 def _value(name: str, figures: dict[str, Figures]) -> float:

@@ -2,12 +2,26 @@
 """``hamictl scenario``: places the generated trace of a scenario file and checks its figures."""
 
 from pathlib import Path
+from typing import Final
 
 import click
 from msgspec import structs
 
 from hamictl import options, output, scenarios
 from hamictl.errors import EXIT_NO
+
+_HEADINGS: Final = (
+    "CASE",
+    "CARDS",
+    "PODS",
+    "AT ONCE",
+    "NEVER",
+    "WAIT H",
+    "MAKESPAN H",
+    "BOOKED % MEAN",
+    "PEAK",
+    "MOVES",
+)
 
 
 @click.command()
@@ -41,8 +55,7 @@ def scenario(file: Path, hours: float | None, format_: str) -> None:
             for name, one in outcome.figures.items()
         ]
         output.table(
-            ["CASE", "CARDS", "PODS", "AT ONCE", "NEVER", "WAIT H", "MAKESPAN H"]
-            + ["BOOKED % MEAN", "PEAK", "MOVES"],
+            _HEADINGS,
             rows,
             empty="",
         )
