@@ -60,6 +60,9 @@ ON_REAL_PLANE = {
     "test_same_pods_get_the_same_shares_by_claims": set(),
     "test_scheduler_answers_through_the_registry": set(),
     "test_cordon_of_a_node_reaches_the_scheduler": set(),
+    "test_scenario_in_a_cluster_keeps_its_bounds": set(),
+    "test_scenario_of_a_trace_keeps_its_bounds": set(),
+    "test_all_use_cases_have_a_file": set(),
 }
 """Failures that also run on the real control plane: each part dies, answers are lost.
 

@@ -440,3 +440,40 @@ async def test_torn_last_line_of_the_journal_is_dropped(tmp_path: Path) -> None:
     async with ApiServer(Settings(data=data)) as server:
         assert server.store.get("pods", "default", "a") is not None
         assert server.store.revision < 9999
+
+
+# -- controllers
+
+
+async def test_replica_set_keeps_its_number_of_pods(server: ApiServer, client: KubeClient) -> None:
+    del server
+
+    template = {"metadata": {"labels": {"app": "web"}}, "spec": pod("x")["spec"]}
+    replica_set = {
+        "metadata": {"name": "web"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, "template": template},
+    }
+    made = await client.create("replicasets.apps", replica_set, "default")
+
+    async def names() -> set[str]:
+        return {one["metadata"]["name"] for one in (await client.list("pods", "default"))["items"]}
+
+    async def until_count(count: int) -> set[str]:
+        with anyio.fail_after(WAIT_S):
+            while len(found := await names()) != count:
+                await anyio.sleep(0.01)
+        return found
+
+    first = await until_count(2)
+    owned = (await client.list("pods", "default"))["items"]
+    assert {one["metadata"]["ownerReferences"][0]["uid"] for one in owned} == {
+        made["metadata"]["uid"]
+    }
+    (gone, kept) = sorted(first)
+    await client.delete("pods", gone, "default", gracePeriodSeconds="0")
+    with anyio.fail_after(WAIT_S):
+        while len(found := await names()) != 2 or gone in found:
+            await anyio.sleep(0.01)
+    assert kept in found
+    await client.patch("replicasets.apps", "web", {"spec": {"replicas": 1}}, namespace="default")
+    assert await until_count(1) == {kept}, "the newest pod is deleted"

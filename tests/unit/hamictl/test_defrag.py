@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_core.ledger.holding import Holding
+from hami_core.planning.defrag import Move
 from hami_core.replay.snapshot import Snapshot
 from hamictl import client
 from hamictl.cli import main
@@ -157,6 +158,18 @@ def test_shape_that_is_none(tmp_path: Path, shape: dict[str, Any], text: str) ->
     assert text in result.output
 
 
+MOVE = Move(
+    namespace="team",
+    pod="p",
+    uid="u",
+    source="a",
+    target="b",
+    gives=(),
+    takes=(),
+    memory_mib=1,
+)
+
+
 class Scheduler:
     """Answers ``POST /v1/defrag`` as a scheduler with ``moves`` moves before the pod starts."""
 
@@ -180,7 +193,7 @@ class Scheduler:
         if not self.left:
             return Step(outcome="placed", text="runs", node="n1")
         if not body["evict"]:
-            return Step(outcome="held", text="")
+            return Step(outcome="held", text="", staying=self.left)
         self.left -= 1
         self.evicted_s.append(self.now_s)
         return Step(outcome="evicted", text="", evicted=f"team/p{self.left}", staying=self.left)
@@ -249,6 +262,36 @@ def test_calls_go_on_while_the_scheduler_restarts(monkeypatch: pytest.MonkeyPatc
     scheduler.at = dict.fromkeys(range(2, 8), away)
     assert scheduler.run().execute("json") == 0
     assert len(scheduler.evicted_s) == 1
+
+
+def test_evictions_whose_answer_was_lost_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = Scheduler(monkeypatch, moves=3)
+    run = scheduler.run(pods=2, evictions=9, time_s=60.0)
+    answers = iter(
+        [
+            Step(outcome="held", text="", moves=(MOVE, MOVE), staying=2),
+            None,  # evicted, and the scheduler was killed
+            Step(outcome="waiting", text="", staying=1),
+            Step(outcome="evicted", text="", evicted="team/p", staying=0),
+            Step(outcome="placed", text="runs"),
+        ]
+    )
+
+    def send(kind: type[Step], base: str, path: str, body: dict[str, Any]) -> Step:
+        del kind, base, path
+        scheduler.asked.append(body)
+        answer = next(answers)
+        if answer is None:
+            message = "http://s does not answer"
+            raise Unreachable(message)
+        return answer
+
+    monkeypatch.setattr(client, "send", send)
+    assert run.execute("json") == 0
+    assert json.loads(capsys.readouterr().out)["evicted"] == ["unknown", "team/p"]
+    assert [body["evict"] for body in scheduler.asked] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ a small program on the (fake) CUDA driver that takes memory until it is refused 
 as it may, under the real in-container limiter, and prints what it got.
 
 ``--once`` checks what happened and exits (0 when everything did); without it the cluster keeps
-running and its addresses are printed. ``--scenario NAME`` plays a use case instead
-(``hami_sim.scenarios``). ``--json FILE`` writes one document; every value in it is
-read back from NATS, the API or the processes, never from this script's plan. This is a command for
-people, so it prints.
+running and its addresses are printed. ``--json FILE`` writes one document; every value in it is
+read back from NATS, the API or the processes, never from this script's plan. ``--scenario NAME``
+plays a use case instead (``hami_sim.scenarios``). This is a command for people, so it prints.
 """
 
 import argparse

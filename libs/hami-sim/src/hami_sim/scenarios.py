@@ -159,15 +159,16 @@ async def _ab_test(cluster: Cluster, pods: list[Document]) -> Figures:
     reports = {name: await _report(cluster, name, "serving") for name in names}
     begin_s = await _registry_s(cluster)
     await anyio.sleep(COSTED_S)
-    total = (await _consumption(cluster, begin_s))["total"]
+    costed = await _consumption(cluster, begin_s)
+    total, costed_s = costed["total"], costed["to_s"] - costed["from_s"]
     rates = {name: one["device"]["device_pct"] * KERNELS_PER_PCT for name, one in reports.items()}
     return {
         "services": len(reports),
         "cards": len({one["device"]["uuid"] for one in reports.values()}),
         "base_served": rates[names[0]] / (TRAFFIC_PER_S * 0.65),
         "least_variant_served": min(rates[name] for name in names[1:]) / (TRAFFIC_PER_S * 0.05),
-        "cards_whole": total["whole_s"] / COSTED_S,
-        "cards_occupied": total["occupied_s"] / COSTED_S,
+        "cards_whole": total["whole_s"] / costed_s,
+        "cards_occupied": total["occupied_s"] / costed_s,
         "cards_saved_ratio": total["whole_s"] / total["occupied_s"],
     }
 

@@ -26,6 +26,10 @@ PATH: Final = "/v1/defrag"
 POLL_S: Final = 0.5
 REFUSALS_MOST: Final = 3
 """Steps that may be refused before the command gives up."""
+UNKNOWN: Final = "unknown"
+"""Name of a pod whose eviction was not reported, because the scheduler ended before it answered."""
+_STATES: Final = ("held", "waiting", "evicted")
+"""Outcomes with the number of pods that are still to be evicted."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +84,8 @@ class Run:
         self._sleep = sleep
         self._is_stopped = False
         self._evicted: list[str] = []
+        self._staying = 0
+        """Pods that were still to be evicted after the last answer."""
         self._recent_s: deque[float] = deque()
 
     def plan(self, moves: int, format_: str) -> int:
@@ -117,9 +123,7 @@ class Run:
             if step is None:  # the scheduler does not answer; its places outlive a restart
                 self._sleep(POLL_S)
                 continue
-            if step.evicted:
-                self._evicted.append(step.evicted)
-                self._recent_s.append(self._now_s())
+            self._count(step)
             line = f"{step.outcome}: {step.text}"
             if is_shown and line != shown and not why:
                 show_moves(step.moves)
@@ -136,6 +140,17 @@ class Run:
                     took_s=self._now_s() - begin_s,
                 )
             self._sleep(POLL_S)
+
+    def _count(self, step: Step) -> None:
+        """Count the pods that were evicted, also where the answer to that call was lost."""
+        if step.outcome in _STATES:
+            evicted = [step.evicted] if step.evicted else []
+            if not step.moves:
+                lost = self._staying - step.staying - len(evicted)
+                evicted += [UNKNOWN] * max(0, lost)
+            self._staying = step.staying
+            self._evicted += evicted
+            self._recent_s.extend(self._now_s() for _ in evicted)
 
     def _exhausted(self, begin_s: float) -> str:
         """Return why the run stops now; empty: it continues."""

@@ -13,8 +13,8 @@ from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import NodePolicy, PlacementPolicy, PodRequest
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
-from hami_core.replay.arrivals import History, Put, history_of
-from hami_core.replay.compare import SAMPLES, PolicyComparison, compare
+from hami_core.replay.arrivals import History, Put, Run, history_of
+from hami_core.replay.compare import SAMPLES, PolicyComparison, compare, place
 from hami_core.table.table import DeviceTable
 from tests.support.builders import ask, device, devices, held, node_devices, pod, share, whole
 
@@ -340,3 +340,37 @@ def test_the_work_ends_when_the_check_raises() -> None:
 
     with pytest.raises(TimeoutError):
         compare(history, [PACK], check=check)
+
+
+def test_running_pods_are_moved_for_one_that_fits_nowhere() -> None:
+    """Cards of 10: after u1 and u2 ended, u3 (4) and u4 (4) lie on one card each, and u5 asks 9."""
+
+    def run(uid: str, mib: int, start_s: float, end_s: float) -> Run:
+        request = pod(ask(mib=mib), uid=uid)
+        return Run(request=request, node="", containers=(), start_s=start_s, end_s=end_s)
+
+    history = History(
+        from_s=0.0,
+        until_s=UNTIL_S,
+        devices=tuple(
+            node_devices(node, [device(f"{node}-0", memory_mib=10)]) for node in ("a", "b")
+        ),
+        puts=(),
+        running=(),
+        arrivals=(
+            run("u1", 6, 0.0, 10.0),
+            run("u2", 6, 1.0, 10.0),
+            run("u3", 4, 2.0, 60.0),
+            run("u4", 4, 3.0, 60.0),
+            run("u5", 9, 20.0, 30.0),
+        ),
+    )
+    still, moved = (place(history, PACK, moves_most=n, check=lambda: None) for n in (0, 1))
+    assert (still.moves, still.result.placed_at_once, still.lives["u5"].start_s) == (0, 4, 60.0)
+    assert (moved.moves, moved.result.placed_at_once) == (1, 5)
+    assert moved.lives["u5"] == (20.0, 30.0)
+    assert moved.lives["u3"] == (2.0, 60.0), "a moved pod ends when it would have ended"
+    assert moved.booked_peak == 1.0
+    # Booked MiB of 20 by seconds: 6, 12, 16, 20 until 10, 8 until 20, 17 until 30, 8 until 60.
+    by_hand = 1 * 6 + 1 * 12 + 1 * 16 + 7 * 20 + 10 * 8 + 10 * 17 + 30 * 8
+    assert moved.booked_mean == pytest.approx(by_hand / (20 * UNTIL_S), abs=1e-4)

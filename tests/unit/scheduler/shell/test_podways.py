@@ -85,3 +85,18 @@ async def test_pod_that_does_not_wait_is_not_found() -> None:
         for name in ("a", "missing"):
             with pytest.raises(NotFound, match=f"team-a/{name}"):
                 await ask(s, name)
+
+
+async def test_running_pods_of_the_cluster_may_move_to_other_nodes() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        await world.add_devices(builders.devices(name))  # 16,000 MiB
+        world.kube.put(f"/api/v1/nodes/{name}", node(name))
+    async with world.scheduler() as s:
+        assert await s.bind(world.add_pod(pod("a", 6_000)), "n1") == ""
+        assert await s.bind(world.add_pod(pod("b", 7_000)), "n2") == ""
+        world.add_pod(pod("waits", 12_000))
+        await quiet()
+        ways = {way["kind"]: way for way in (await ask(s, "waits"))["now"]["closest"]}
+    (move,) = ways["move"]["moves"]
+    assert (move["pod"], move["source"], move["target"]) == ("a", "n1", "n2")
