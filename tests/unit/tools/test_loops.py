@@ -21,7 +21,8 @@ EXEMPT = {
     "hami_scheduler.shell.preemption.Preemption._evict_all": "victims of one pod: all or none",
     "hami_scheduler.shell.takeover.TakeOver._book": "retries of one append",
     "hami_scheduler.shell.pastevents.stored_events": "collects; Event.record, as below",
-    "hami_scheduler.shell.policies.PolicyKeeper.follow_rollbacks": "leaves out what does not decode",
+    "hami_scheduler.shell.policies.PolicyKeeper.follow_rollbacks": "leaves out what does not"
+    " decode",
     "hami_nodeagent.shell.amounts.Advertiser._watch": "one object, the node; an unreadable one is"
     " counted and the next is read",
     "hami_nodeagent.app._use_bus": "starts one task per vendor of the settings",
