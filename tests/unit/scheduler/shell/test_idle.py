@@ -325,6 +325,18 @@ async def test_a_gang_is_evicted_while_all_its_members_are_idle_at_a_bounded_rat
         assert site.world.kube.evictions == ["p", "q"]
 
 
+async def test_refusals_do_not_keep_others_from_their_turn() -> None:
+    """The budget of ``p`` refuses each time; it is tried again more often than the rate allows."""
+    rule = IdleRule(policy="evict")
+    async with site_with(rule, actions_per_minute=20.0, retry_s=2.0) as (site, running):
+        site.world.kube.kept = {"p"}
+        longest = await site.place(running)
+        site.idle(longest, since_s=site.world.clock.now_s() - 9000)
+        site.idle(await site.place(running, "q", node="n2"))
+        await site.pass_s(10)
+        assert site.world.kube.evictions == ["q"]
+
+
 async def test_a_share_shrinks_to_its_peak_and_the_rest_is_free() -> None:
     async with site_with(IdleRule(policy="shrink", factor=1.5)) as (site, running):
         record = await site.place(running)

@@ -145,10 +145,13 @@ class IdlePolicies:
     # --- choosing --------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Apply what is due, the longest idle allocation first."""
+        """Apply what is due: what was never tried first, then what was tried longest ago.
+
+        So an action that is refused again and again does not keep others from their turn.
+        """
         for key in self._actions.keys() - self._periods.keys():
             del self._actions[key]
-        for key, period in sorted(self._periods.items(), key=lambda one: one[1].since_s):
+        for key, period in sorted(self._periods.items(), key=self._turn):
             record = self._record_of(period)
             if record is None:
                 del self._periods[key]  # released, or another allocation
@@ -163,6 +166,14 @@ class IdlePolicies:
                 name=(record.namespace, record.pod),
                 is_retried=False,  # the next look does
             )
+
+    def _turn(self, entry: tuple[_Key, IdleRecord]) -> tuple[float, float]:
+        """Return the time of the last attempt in the period, and the begin of the period."""
+        key, period = entry
+        last = self._actions.get(key)
+        if last is None or last.since_s != period.since_s:
+            return 0.0, period.since_s
+        return last.time_s, period.since_s
 
     def _record_of(self, period: IdleRecord) -> AllocationRecord | None:
         holding = self._state.ledger.holding(period.node, period.pod_uid)
