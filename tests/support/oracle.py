@@ -114,6 +114,7 @@ STAGES = (
     "ModeNotFit",
     "CardPartitionMismatch",
     "CardShareTooLarge",
+    "CardOvercommitted",
     "CardUuidMismatch",
     "NodeAgentSilent",
     "CardNotHealth",
@@ -134,7 +135,7 @@ STAGES = (
 """Constraints in the order in which they are checked."""
 LARGEST = 3
 FOREIGN, SLOT, HELD, KIND, MEMORY, FOREIGN_MIB, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(
-    8, 20
+    9, 21
 )
 
 MOST_CHOICES = 2048
@@ -345,6 +346,8 @@ class Oracle:
                 and (not step.is_part or self._is_given_in_parts(here, grant)),
                 grant is not None,
                 grant is None or not device.largest_mib or grant.memory_mib <= largest_mib,
+                not step.selector.no_overcommit
+                or (device.capacity_mib <= device.memory_mib and device.capacity_core_pct <= 100),
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
                 here.healthy,

@@ -203,6 +203,7 @@ def selectors(draw: st.DrawFn, vendor: str) -> DeviceSelector:
             st.sampled_from(((), (), (), ("soft",), ("mig",), ("mps", "soft"), ("timeslice",)))
         ),
         numa_bind=draw(st.integers(0, 3)) == 0,
+        no_overcommit=draw(st.integers(0, 4)) == 0,
         min_isolation=draw(
             st.sampled_from(((), (), (), (("memory", "B"),), (("compute", "C"), ("fault", "B"))))
         ),

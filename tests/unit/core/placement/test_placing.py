@@ -632,3 +632,19 @@ def test_larger_share_of_a_pods_other_container_is_refused_too() -> None:
     small, large = container(ask(mib=10), name="a"), container(ask(mib=50_000), name="b")
     assert code(table, pod(small, large)) == "CardShareTooLarge"
     assert code(table, pod(large, small)) == "CardShareTooLarge"
+
+
+@pytest.mark.parametrize(
+    ("here", "want"),
+    [
+        (device("x"), None),
+        (device("x", capacity_mib=80_000), "CardOvercommitted"),
+        (device("x", capacity_mib=80_000, largest_mib=40_000), "CardOvercommitted"),
+        (device("x", core_pct=200), "CardOvercommitted"),
+        (device("x", capacity_mib=20_000), None),
+    ],
+)
+def test_guaranteed_share_is_on_no_overcommitted_device(here: Device, want: str | None) -> None:
+    guaranteed = pod(ask(mib=10_000), selector=DeviceSelector(no_overcommit=True))
+    assert code(table_of(here), guaranteed) == want
+    assert code(table_of(here), pod(ask(mib=10_000))) is None

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from hami_common.events.allocation import AllocationRecord
+from hami_common.pods import annotations
 from hami_scheduler.shell.preemption import TRIES_MOST
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import STEP_S, Running, World, quiet
@@ -408,3 +409,40 @@ async def test_reclaim_can_be_disabled(tmp_path: Path) -> None:
     async with world.scheduler(**settings) as s:
         await ask(world, s, of_research("waits", 6000))
     assert world.kube.evictions == []
+
+
+# --- spot ----------------------------------------------------------------------------------------
+
+
+def spot(name: str, priority: int, **more: Any) -> builders.Obj:
+    return pod(name, priority, annotations={annotations.CLASS: "spot"}, **more)
+
+
+async def test_spot_pods_are_evicted_first_whatever_their_priority() -> None:
+    world = await world_with((pod("low", 1), "n1"), (spot("cheap", 1000), "n2"))
+    async with world.scheduler() as s:
+        await ask(world, s, pod("urgent", 10))
+        assert world.kube.evictions == ["cheap"]
+        (event,) = [e for e in world.kube.events if e["reason"] == "Preempted"]
+        assert "this pod is of class spot" in event["message"]
+    assert {record.service_class for record in world.live() if record.pod == "cheap"} == {"spot"}
+
+
+async def test_spot_pod_evicts_by_priority_alone() -> None:
+    world = await world_with((spot("a", 5), "n1"), (spot("b", 6), "n2"))
+    async with world.scheduler() as s:
+        await ask(world, s, spot("same", 5))
+        assert world.kube.evictions == []
+        await ask(world, s, spot("higher", 7))
+        assert world.kube.evictions == ["a"]
+
+
+async def test_spot_pods_use_no_guarantee(tmp_path: Path) -> None:
+    """The queue's own pod evicts them; they may borrow what others do not use."""
+    world = await world_with((spot("a", 9), "n1"), (spot("b", 9), "n2"))
+    settings: dict[str, Any] = {"queues_file": queues(tmp_path, guaranteed_mib=6000)}
+    async with world.scheduler(**settings) as s:
+        await ask(world, s, pod("own", 0))
+        assert len(world.kube.evictions) == 1
+        (room,) = held(world)
+        assert room.pod == "own"

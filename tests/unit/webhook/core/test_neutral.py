@@ -200,6 +200,14 @@ def test_neutral_resources_get_a_count_and_the_vendors_of_the_catalog() -> None:
             pod(container(sku__s_8g="1"), annotations={"nvidia.com/use-gputype": "T4"}),
             "selects T4, and so does the SKU",
         ),
+        (
+            pod(container(sku__s_8g="1"), annotations={keys.CLASS: "guaranteed"}),
+            "guaranteed is not the class of SKU s-8g@3",
+        ),
+        (
+            pod(container(hami__memory="8192"), annotations={keys.CLASS: "gold"}),
+            "annotation hami.io/class: 'gold' is unknown",
+        ),
         (pod(container(hami__memory="3Gi")), "looks like bytes"),
         (pod(container(hami__accelerators="0")), "0 is no request"),
         (pod(container(hami__compute="300")), "container main: resources.limits[hami.io/compute]"),

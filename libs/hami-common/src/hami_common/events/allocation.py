@@ -58,6 +58,8 @@ class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The pod has a deadline (``activeDeadlineSeconds``)."""
     is_best_effort: bool = False
     """The pod's quality-of-service class is BestEffort."""
+    is_spot: bool = False
+    """The pod is of class spot: it always borrows."""
     resources: Annotated[
         tuple[tuple[Label, Vendor, MapKey], ...], Meta(max_length=SHARES_MOST)
     ] = ()

@@ -122,6 +122,8 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     numa_bind: bool = False
     min_isolation: Annotated[tuple[tuple[Word, Word], ...], Meta(max_length=WORDS_MOST)] = ()
     """Least grades per property that a share must have, see ``hami_common.model.isolation``."""
+    no_overcommit: bool = False
+    """Only devices that offer no more memory and compute than they have."""
 
     def accepts_type(self, device_type: str) -> bool:
         """True when a device of ``device_type`` passes the type lists.

@@ -33,6 +33,8 @@ ALLOCATION_MODE = "hami.io/allocation-mode"
 ``device-plugin`` or ``dra``.
 """
 
+CLASS = "hami.io/class"
+"""Annotation with the pod's class: ``guaranteed``, ``burstable`` or ``spot``."""
 SKU = "hami.io/sku"
 """Annotation with the name of the SKU that the pod asks for."""
 

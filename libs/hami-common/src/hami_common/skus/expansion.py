@@ -31,6 +31,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceSelector, PlacementPolicy
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView, ResourcesView
+from hami_common.units import shown
 
 ACCELERATORS: Final = "hami.io/accelerators"
 MEMORY: Final = "hami.io/memory"
@@ -42,6 +43,8 @@ SKU_PREFIX: Final = "sku.hami.io/"
 
 ServiceClass = Literal["guaranteed", "burstable", "spot"]
 SERVICE_CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
+GUARANTEED: Final = "guaranteed"
+SPOT: Final = "spot"
 Link = Literal["", "numa", "fastest"]
 """Connection of several devices: none demanded, one NUMA node (required), or the best-connected
 set of a node (preferred).
@@ -122,18 +125,31 @@ def expansion_of(pod: PodView) -> Expansion | None:
     return expansion
 
 
+def class_of(annotations: Mapping[str, str]) -> str:
+    """Return the class that a pod names itself; empty: none. ``RequestInvalid``: it is unknown."""
+    word = annotations.get(keys.CLASS, "").strip()
+    if word and word not in SERVICE_CLASSES:
+        raise RequestInvalid(
+            field=f"annotation {keys.CLASS}",
+            problem=f"{shown(word)} is unknown",
+            fix=f"write one of {', '.join(SERVICE_CLASSES)}, or leave it out",
+        )
+    return word
+
+
 def terms_of(pod: PodView) -> tuple[str, str]:
     """Return the SKU (``<name>@<version>``) and the class that the pod was admitted with.
 
-    Both are empty for a pod without a SKU.
+    Empty without one. The class is that of the SKU, or the one that the pod names.
     """
-    if keys.ALTERNATIVES not in pod.annotations():
-        return "", ""
     try:
-        expansion = expansion_of(pod)
+        named = class_of(pod.annotations())
+        expansion = expansion_of(pod) if keys.ALTERNATIVES in pod.annotations() else None
     except RequestInvalid:  # parsing the request refuses the pod
         return "", ""
-    return ("", "") if expansion is None else (expansion.sku, expansion.service_class)
+    if expansion is None:
+        return "", named
+    return expansion.sku, expansion.service_class or named
 
 
 def views_of(pod: PodView) -> tuple[PodView, ...]:
@@ -191,6 +207,7 @@ def selector_of(
         allow_types=alternative.types or selector.allow_types,
         numa_bind=selector.numa_bind or expansion.link == "numa",
         min_isolation=(*selector.min_isolation, *expansion.min_isolation),
+        no_overcommit=selector.no_overcommit or expansion.service_class == GUARANTEED,
     )
 
 

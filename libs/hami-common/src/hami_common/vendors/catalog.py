@@ -232,7 +232,9 @@ class Catalog:
             name=pod.metadata.name,
             containers=tuple(containers),
             selectors={
-                vendor.name: _isolated(vendor.parse_selector(pod.annotations()), pod.annotations())
+                vendor.name: _of_any_vendor(
+                    vendor.parse_selector(pod.annotations()), pod.annotations()
+                )
                 for vendor in self.vendors
                 if vendor.name in asked
             },
@@ -258,8 +260,13 @@ def resources_of(facts: DeviceFacts) -> dict[str, int]:
     return totals
 
 
-def _isolated(selector: DeviceSelector, annotations: Mapping[str, str]) -> DeviceSelector:
-    """Return the selector with the isolation that the pod demands of the devices of any vendor."""
+def _of_any_vendor(selector: DeviceSelector, annotations: Mapping[str, str]) -> DeviceSelector:
+    """Return the selector with what the pod demands of the devices of any vendor.
+
+    These are grades of isolation, and what its class does.
+    """
+    if expansion.class_of(annotations) == expansion.GUARANTEED:
+        selector = replace(selector, no_overcommit=True)
     text = annotations.get(keys.MIN_ISOLATION, "").strip()
     if not text:
         return selector

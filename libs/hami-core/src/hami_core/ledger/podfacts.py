@@ -31,7 +31,7 @@ from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.pods.signing import SignedPlacement, Verifier
-from hami_common.skus.expansion import terms_of, views_of
+from hami_common.skus.expansion import SPOT, terms_of, views_of
 from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.admitted import require_admitted
@@ -44,6 +44,8 @@ GROUP_KEYS: Final = (
     keys.GANG,
 )
 """Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue, ours."""
+SPOT_OFFSET: Final = 2**32
+"""More than the difference of any two priorities."""
 DEFAULT_GRACE_S: Final = 30.0
 """Kubernetes' default, of pods that set no grace period."""
 VOUCHED_MOST: Final = 1024
@@ -132,6 +134,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
         """Return the owners of held shares that the pod takes over, see ``owners_of``."""
         return tuple(owner for owner in (self.hold, self.uid, self.controller) if owner)
 
+    def eviction_priority(self) -> int:
+        """Return the priority by which evictions are compared: any spot pod is below all others."""
+        return self.priority - SPOT_OFFSET if self.service_class == SPOT else self.priority
+
     def path(self) -> str:
         """Return the path of the pod in the Kubernetes API."""
         return pod_path(self.namespace, self.name)
@@ -193,6 +199,7 @@ def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | 
         priority_class=pod.spec.priority_class_name or "",
         is_terminating=pod.spec.active_deadline_seconds is not None,
         is_best_effort=pod.status.qos_class == "BestEffort",
+        is_spot=terms_of(pod)[1] == SPOT,
         resources=tuple(_count_resources(pod, names)) if names else (),
     )
     return None if account == _NO_ACCOUNT else account

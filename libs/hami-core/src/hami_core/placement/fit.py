@@ -60,6 +60,7 @@ T = TypeVar("T", bound=np.generic)
 NOBODY: Final = -2
 """Number of a vendor that no device ever had."""
 NO_CONSTRAINT: Final = DeviceSelector()
+_FULL_PCT: Final = 100
 _PCT_FRACTION: Final = 1 << 20
 """More than the compute of all devices that one pod can get, in percent."""
 
@@ -75,24 +76,25 @@ class Stage(IntEnum):
     MODE = 1
     SIZE = 2
     LARGEST = 3
-    UUID = 4
-    AGENT = 5
-    WITHHELD = 6
-    HEALTH = 7
-    CORDON = 8
-    FOREIGN = 9
-    SLOT = 10
-    HELD = 11
-    KIND = 12
-    MEMORY = 13
-    FOREIGN_MIB = 14
-    CORE = 15
-    UNITS = 16
-    PARTITION = 17
-    IDLE = 18
-    NUMA = 19
-    SHAPE = 20
-    FITS = 21
+    OVERCOMMIT = 4
+    UUID = 5
+    AGENT = 6
+    WITHHELD = 7
+    HEALTH = 8
+    CORDON = 9
+    FOREIGN = 10
+    SLOT = 11
+    HELD = 12
+    KIND = 13
+    MEMORY = 14
+    FOREIGN_MIB = 15
+    CORE = 16
+    UNITS = 17
+    PARTITION = 18
+    IDLE = 19
+    NUMA = 20
+    SHAPE = 21
+    FITS = 22
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -322,6 +324,10 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
         largest = block.largest_mib[:, : block.count]
         left = largest - block.foreign_mib[:, : block.count]
         yield Stage.LARGEST, (largest == 0) | (left >= wanted_mib(view, request))
+    if selector.no_overcommit:
+        memory_mib = block.memory_mib[:, : block.count]
+        is_backed = block.capacity_mib[:, : block.count] <= memory_mib
+        yield Stage.OVERCOMMIT, is_backed & (block.capacity_core[:, : block.count] <= _FULL_PCT)
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]

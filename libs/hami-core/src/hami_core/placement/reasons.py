@@ -70,6 +70,7 @@ RefusalCode = Literal[
     "NumaNotFit",
     "CardPartitionMismatch",
     "CardShareTooLarge",
+    "CardOvercommitted",
     "CardPartitionInfeasible",
     "CardQosPolicyMismatch",
     "CardTopologyInfeasible",
@@ -110,6 +111,7 @@ CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.NUMA: "NumaNotFit",
     Stage.SIZE: "CardPartitionMismatch",
     Stage.LARGEST: "CardShareTooLarge",
+    Stage.OVERCOMMIT: "CardOvercommitted",
     Stage.PARTITION: "CardPartitionInfeasible",
     Stage.KIND: "CardQosPolicyMismatch",
     Stage.SHAPE: "CardTopologyInfeasible",
@@ -909,18 +911,21 @@ def _fact_of_partition(division: Division, lack: Lack, best: Measure) -> str:
     return f"{wanted}: {needed} {name} needed, {lack.left} of {total} and {best.free} MiB free"
 
 
+_FACTS: Final = {
+    Stage.AGENT: "the node's agent is silent or not registered with kubelet",
+    Stage.WITHHELD: "a record of the node cannot be read; see GET /v1/quarantine",
+    Stage.HEALTH: "no device is healthy",
+    Stage.CORDON: "every healthy device is cordoned",
+    Stage.OVERCOMMIT: "every device offers more than it has, and the pod's class is guaranteed",
+}
+
+
 def _fact_of_kind(step: Step, stage: Stage) -> str:
     """Return the text of a property that no device of the node has."""
     selector = step.selector
     match stage:
-        case Stage.AGENT:
-            return "the node's agent is silent or not registered with kubelet"
-        case Stage.WITHHELD:
-            return "a record of the node cannot be read; see GET /v1/quarantine"
-        case Stage.HEALTH:
-            return "no device is healthy"
-        case Stage.CORDON:
-            return "every healthy device is cordoned"
+        case _ if stage in _FACTS:
+            return _FACTS[stage]
         case Stage.TYPE:
             lists = _lists(selector.allow_types or step.request.types, selector.deny_types)
             return f"no device is of a type wanted: {lists}"

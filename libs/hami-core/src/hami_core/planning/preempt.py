@@ -4,7 +4,8 @@
 A pod may be evicted for another one if it is ours and bound, has a lower priority or a queue that
 borrows what the other's queue is guaranteed, has run for its minimum runtime and is covered by at
 most one PodDisruptionBudget (the eviction API refuses others). No queue falls below its guarantee
-for a pod of another queue.
+for a pod of another queue. Pods of class spot are evicted for any pod of another class, before all
+others.
 A member of a gang is evicted only with all members of the gang. A pod that is already terminating
 costs nothing: the plan waits for its capacity. Times are Unix seconds, durations seconds.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from hami_common.skus.expansion import SPOT
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
@@ -40,9 +42,13 @@ class Rules(Struct, frozen=True, kw_only=True):
     """Pods whose recent eviction failed."""
     uses_of: UsesOf | None = None
     """``None``: there are no queues; only pods with a lower priority may be evicted."""
+    takes_spot: bool = True
+    """The preempting pod is not of class spot itself."""
 
     def uses(self, pod: PodFacts, *, priority: int) -> Uses | None:
         """Return what evicting the pod for one of ``priority`` uses; ``None``: it must stay."""
+        if self.takes_spot and pod.service_class == SPOT:
+            return ()
         if self.uses_of is not None:
             return self.uses_of(pod, priority)
         return () if pod.priority < priority else None
@@ -65,7 +71,7 @@ def least_cost(
     *,
     priority: int,
     pod_of: Callable[[str], PodFacts | None],
-    uses_of: UsesOf | None = None,
+    rules: Rules,
 ) -> Cost | None:
     """Return a lower bound of the cost of victims on ``node``.
 
@@ -79,10 +85,12 @@ def least_cost(
         if pod.is_finished or pod.is_deleting:
             if ledger.holding(node, uid) is not None:
                 return NOTHING  # its capacity alone may suffice
-        elif (lowest is None or pod.priority < lowest) and (
-            pod.priority < priority or (uses_of is not None and uses_of(pod, priority) is not None)
+            continue
+        cost = pod.eviction_priority()
+        if (lowest is None or cost < lowest) and (
+            pod.priority < priority or rules.uses(pod, priority=priority) is not None
         ):
-            lowest = pod.priority
+            lowest = cost
     return None if lowest is None else least_of(lowest)
 
 
@@ -143,7 +151,7 @@ def is_protected(pod: PodFacts, rules: Rules) -> bool:
 def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:
     return Pod(
         uid=pod.uid,
-        priority=pod.priority,
+        priority=pod.eviction_priority(),
         start_s=pod.start_s or rules.now_s,
         budgets=rules.budgets.get(pod.uid, ()),
         uses=rules.uses(pod, priority=priority) or (),

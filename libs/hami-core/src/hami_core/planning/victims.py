@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
+from hami_core.ledger.podfacts import SPOT_OFFSET
 from hami_core.placement.fit import Plan, Scene, Stage, View, compile_request, reached
 from hami_core.placement.placing import place
 from hami_core.table.block import Columns
@@ -36,7 +37,7 @@ TESTS_AT_ONCE: Final = 2
 """Trials between two points where other tasks may run."""
 NEEDED_OF_MOST: Final = 16
 """With more units than this, the indispensable ones are searched first."""
-_PRIORITY_OFFSET: Final = 2**31
+_PRIORITY_OFFSET: Final = 2**31 + SPOT_OFFSET
 """Makes every priority positive, so that one more pod is never cheaper."""
 
 Shares = tuple[ContainerShares, ...]

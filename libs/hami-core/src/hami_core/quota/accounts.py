@@ -191,6 +191,8 @@ class QuotaLedger:
         self._quotas: dict[str, dict[str, Quota]] = {}
         self._tree = QueueTree()
         self._use = QueueUse(self._tree)
+        """Without pods of class spot."""
+        self._use_of_all = QueueUse(self._tree)
         self._refused: OrderedDict[int, NodeRefusal] = OrderedDict()
         """Records that exceed a quota, by sequence."""
         self._coming: dict[str, _Entry] = {}
@@ -227,6 +229,7 @@ class QuotaLedger:
         """Replace the queue tree."""
         self._tree = tree
         self._use = QueueUse(tree)
+        self._use_of_all = QueueUse(tree)
         self._claims.clear()
         if tree:
             for namespace, entries in self._live.items():
@@ -297,6 +300,7 @@ class QuotaLedger:
         self._refused.clear()
         self._coming.clear()
         self._use = QueueUse(self._tree)
+        self._use_of_all = QueueUse(self._tree)
 
     def verdict(self, seq: int) -> NodeRefusal | None:
         """Return why the record with this sequence exceeds a quota; ``None`` when it does not.
@@ -334,7 +338,9 @@ class QuotaLedger:
     ) -> None:
         queue = self._queue_of(namespace, account)
         if queue:
-            self._use.add(queue, amounts, sign)
+            self._use_of_all.add(queue, amounts, sign)
+            if not account.is_spot:
+                self._use.add(queue, amounts, sign)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -412,7 +418,8 @@ class QuotaLedger:
         for one in coming:
             self._count_in_queue(one.record.namespace, one.account, one.amounts, 1)
         try:
-            objection = self._use.object_to(queue, wanted, claims)
+            use = self._use_of_all if account.is_spot else self._use
+            objection = use.object_to(queue, wanted, claims, borrows=account.is_spot)
             return None if objection is None else self._refusal(queue, objection)
         finally:
             for one in coming:
@@ -483,7 +490,8 @@ class QuotaLedger:
         """
         leaf = self.queue_of(namespace, account)
         mine = [(key, entry) for key in own if (entry := self._take(namespace, key)) is not None]
-        owner = self._use.guarantor(leaf, wanted) if leaf else ""
+        is_spot = account is not None and account.is_spot
+        owner = self._use.guarantor(leaf, wanted) if leaf and not is_spot else ""
         for key, entry in mine:
             self._put(namespace, key, entry)
 
@@ -639,7 +647,8 @@ class QuotaLedger:
     def _queue_row(self, name: str, resource: Resource, waiting: int) -> QueueRow:
         tree, config = self._tree, self._tree.queues[name]
         guaranteed = tree.guaranteed[name].get(resource, 0)
-        used = self._use.used(name, resource)
+        owned = min(self._use.used(name, resource), guaranteed)
+        used = self._use_of_all.used(name, resource)
         is_managed = resource in tree.managed
         return QueueRow(
             queue=name,
@@ -648,7 +657,7 @@ class QuotaLedger:
             resource=str(resource),
             used=used,
             guaranteed=guaranteed,
-            borrowed=max(0, used - guaranteed) if is_managed else 0,
+            borrowed=used - owned if is_managed else 0,
             limit=tree.limits[name].get(resource),
             borrow_weight=config.borrow_weight,
             lend=config.lend,

@@ -22,6 +22,10 @@ queue ``n`` that borrows, no sibling ``c`` with a pod that waits for ``b`` may h
 ``(taken(c) + b - g(c)) / w(c)`` below ``(taken(n) - g(n)) / w(n)``. Lent capacity is shared in
 proportion to the weights of the queues that request it, and a single borrower may use all of it.
 
+Pods of class spot use no guarantee: rule 2 ends at no queue for them, and their use is not counted
+where other pods are judged, which may evict them. A limit bounds all pods where one of class spot
+asks, and the others among themselves.
+
 A resource for which no queue states a guarantee is only limited (rule 1). Pure arithmetic,
 independent of pods.
 """
@@ -385,22 +389,33 @@ class QueueUse:
         }
 
     def object_to(
-        self, queue: str, wanted: Amounts, claims: Iterable[Claim] = ()
+        self,
+        queue: str,
+        wanted: Amounts,
+        claims: Iterable[Claim] = (),
+        *,
+        borrows: bool = False,
     ) -> Objection | None:
         """Return why the leaf ``queue`` may not use the additional amounts.
 
-        ``None`` when it may.
+        ``None`` when it may. ``borrows``: the pod uses no guarantee.
         """
         claims = tuple(claims)
         for resource, amount in wanted.items():
             if amount > 0 and resource in self.tree.resources:
-                objection = self._object_to(queue, resource, amount, claims)
+                objection = self._object_to(queue, resource, amount, claims, borrows=borrows)
                 if objection is not None:
                     return objection
         return None
 
     def _object_to(
-        self, queue: str, resource: Resource, amount: int, claims: tuple[Claim, ...]
+        self,
+        queue: str,
+        resource: Resource,
+        amount: int,
+        claims: tuple[Claim, ...],
+        *,
+        borrows: bool,
     ) -> Objection | None:
         tree = self.tree
         grows = amount
@@ -417,7 +432,7 @@ class QueueUse:
             return None
         for name, taken in after:
             guaranteed = tree.guaranteed[name].get(resource, 0)
-            if taken <= guaranteed:
+            if taken <= guaranteed and not borrows:
                 return None
             if not tree.queues[name].borrow_weight:
                 return self._objection("weight", name, resource, amount, guaranteed)

@@ -42,6 +42,7 @@ from hami_common.pods import annotations
 from hami_common.pods.podview import PodView
 from hami_common.ports import Bucket, KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder
+from hami_common.skus.expansion import SPOT
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
@@ -207,7 +208,7 @@ class Preemption:
                 priority=pod.spec.priority or 0,
                 pod_of=self._state.pods.get,
                 members_of=self._state.pods.members_of_group,
-                rules=self._rules(covered.by_uid, lenders),
+                rules=self._rules(covered.by_uid, lenders, known),
             )
             held = [self._state.ledger.holding(node, uid) for uid in uids]
             going = [holding for holding in held if holding is not None]
@@ -372,7 +373,7 @@ class Preemption:
 
     async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
         """Return the cheapest victims on any of the nodes, ``None`` when no set is enough."""
-        on_any = self._uses_of(self._lenders(pod, asked.request))
+        on_any = self._rules(covered.by_uid, self._lenders(pod, asked.request), pod)
         ranked: list[tuple[Cost, str]] = []
         for number, node in enumerate(asked.names.strings()):
             if not number % NODES_AT_ONCE:
@@ -382,7 +383,7 @@ class Preemption:
                 node,
                 priority=pod.priority,
                 pod_of=self._state.pods.get,
-                uses_of=on_any,
+                rules=on_any,
             )
             if least is not None:
                 ranked.append((least, node))
@@ -393,7 +394,7 @@ class Preemption:
             if below is not None and least >= below:
                 break
             lenders = self._lenders(pod, asked.request, node)
-            rules = self._rules(covered.by_uid, lenders)
+            rules = self._rules(covered.by_uid, lenders, pod)
             here = self._site(node, pod, rules)
             search = find_victims(
                 self._state.table,
@@ -427,9 +428,16 @@ class Preemption:
         )
 
     def _rules(
-        self, budgets: Mapping[str, tuple[str, ...]], lenders: Lenders | None = None
+        self,
+        budgets: Mapping[str, tuple[str, ...]],
+        lenders: Lenders | None,
+        pod: PodFacts | None,
     ) -> Rules:
-        return replace(self._evictions.rules(budgets), uses_of=self._uses_of(lenders))
+        return replace(
+            self._evictions.rules(budgets),
+            uses_of=self._uses_of(lenders),
+            takes_spot=pod is None or pod.service_class != SPOT,
+        )
 
     async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
         """Reserve the capacity, then evict.
@@ -483,7 +491,7 @@ class Preemption:
                 continue
             members = self._state.pods.members_of_group(victim.group) if victim.group else [victim]
             found |= {member.uid: member for member in members if member.node}
-        rules = self._rules({}, self._lenders(pod, asked.request, held.record.node))
+        rules = self._rules({}, self._lenders(pod, asked.request, held.record.node), pod)
         staying = [
             victim for victim in found.values() if not victim.is_deleting and not victim.is_finished
         ]
@@ -556,6 +564,8 @@ class Preemption:
 
     def _claim(self, preemptor: PodFacts, victim: PodFacts) -> str:
         """Return the reason for which one pod is evicted for another."""
+        if victim.service_class == SPOT and preemptor.service_class != SPOT:
+            return "this pod is of class spot"
         if victim.priority < preemptor.priority:
             return f"priority {preemptor.priority}, this pod {victim.priority}"
         quota = self._state.core.quota

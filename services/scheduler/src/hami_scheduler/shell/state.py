@@ -41,7 +41,7 @@ class Pods:
         self._members: dict[str, set[str]] = {}
         """By gang: every member that is known."""
         self._priorities: Counter[int] = Counter()
-        """Number of placed pods by priority."""
+        """Number of placed pods by eviction priority."""
 
     def put(self, pod: PodFacts) -> PodFacts | None:
         """Store a version; returns the one it replaces."""
@@ -53,7 +53,7 @@ class Pods:
         if pod.group and pod.node and not pod.is_finished:
             self._groups.setdefault(pod.group, {})[pod.uid] = pod.node
         if pod.node and not pod.is_finished:
-            self._priorities[pod.priority] += 1
+            self._priorities[pod.eviction_priority()] += 1
         if pod.is_waiting():
             self._waiting.add(pod.uid)
         else:
@@ -69,9 +69,9 @@ class Pods:
 
     def _leave_group(self, pod: PodFacts | None) -> None:
         if pod is not None and pod.node and not pod.is_finished:
-            self._priorities[pod.priority] -= 1
-            if not self._priorities[pod.priority]:
-                del self._priorities[pod.priority]
+            self._priorities[pod.eviction_priority()] -= 1
+            if not self._priorities[pod.eviction_priority()]:
+                del self._priorities[pod.eviction_priority()]
         known = set() if pod is None else self._members.get(pod.group, set())
         if pod is not None and pod.uid in known:
             known.discard(pod.uid)
@@ -90,7 +90,7 @@ class Pods:
         return [self._by_uid[uid] for uid in sorted(self._members.get(group, ()))]
 
     def lowest_priority(self) -> int | None:
-        """Return the lowest priority of the pods that have a node; ``None`` without such a pod."""
+        """Return the lowest eviction priority of the placed pods; ``None`` without such a pod."""
         return min(self._priorities, default=None)
 
     def get(self, uid: str) -> PodFacts | None:

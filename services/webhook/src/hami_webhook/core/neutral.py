@@ -25,6 +25,7 @@ from hami_common.skus.expansion import (
     SKU_PREFIX,
     Alternative,
     Expansion,
+    class_of,
     encode,
     is_neutral,
 )
@@ -73,6 +74,7 @@ def expanded(view: PodView, draft: Draft, *, skus: SkuCatalog, catalog: Catalog)
         sku, place = _sku_of(asked, skus)
         demands = {place: sku.demand}
         _require_same_amounts(asked.containers[place], sku)
+        _require_same_class(view, sku)
         expansion = _of_sku(sku, skus, asked.containers[place].name)
     else:
         if skus.file.required:
@@ -178,6 +180,17 @@ def _require_same_amounts(container: ContainerView, sku: Sku) -> None:
                 problem=f"{shown(written)} is not what SKU {sku.title} has",
                 fix=f"remove it; the SKU gives {expected.get(name, 'the whole device')}",
             )
+
+
+def _require_same_class(view: PodView, sku: Sku) -> None:
+    """Raise if the pod names another class than its SKU has."""
+    named = class_of(view.annotations())
+    if named and named != sku.service_class:
+        raise RequestInvalid(
+            field=f"annotation {keys.CLASS}",
+            problem=f"{named} is not the class of SKU {sku.title}",
+            fix=f"remove it; the SKU gives {sku.service_class}",
+        )
 
 
 def _of_sku(sku: Sku, skus: SkuCatalog, container: str) -> Expansion:

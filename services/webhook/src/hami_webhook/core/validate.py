@@ -35,6 +35,7 @@ _SETTLED_AT_CREATION = (
     keys.ALLOCATION_MODE,
     keys.ALTERNATIVES,
     keys.SKU,
+    keys.CLASS,
 )
 
 
