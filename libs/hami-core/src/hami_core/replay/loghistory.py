@@ -34,7 +34,7 @@ LEAST_S: Final = 1.0
 
 
 class _Log:
-    """What was read so far."""
+    """Everything read so far."""
 
     def __init__(self) -> None:
         self.from_s: float | None = None
