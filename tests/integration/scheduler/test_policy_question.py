@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from hami_sim.natsd import NatsServer
 from hamictl.cli import main
-from tests.integration.scheduler.site import Site, open_site
+from tests.integration.scheduler.site import SchedulerProcess, Site, open_site
 from tests.unit.scheduler.shell import builders
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -74,6 +74,8 @@ async def test_released_pods_are_placed_again_under_each_policy(site: Site, tmp_
         assert configured["policy"]["device_policy"] == ["spread"]
         assert [one["placed_at_once"] for one in answer["results"]] == [3, 3, 3]
         assert packed["series"]["devices_used"][-1] == 1
+        assert (answer["currency"], packed["cost"]) == ("", None)
+        await _costs_follow_prices(scheduler)
         words = [
             "simulate",
             "--since",
@@ -92,3 +94,21 @@ async def test_released_pods_are_placed_again_under_each_policy(site: Site, tmp_
         assert packed_row.startswith("node=binpack;device=binpack")
         assert packed_row.split()[1:4] == ["3", "0", "0"]
         assert "3 pods arrived since" in shown.output
+
+
+async def _costs_follow_prices(scheduler: SchedulerProcess) -> None:
+    def priced(currency: str) -> bytes:
+        prices = {"currency": currency, "device_hour": {"*": 3600.0}}
+        return json.dumps({**QUESTION, "prices": prices}).encode()
+
+    status, body = await scheduler.post("/v1/whatif/policy", priced("EUR"))
+    assert status == 200, body
+    answer = json.loads(body)
+    packed, spread, _ = answer["results"]
+    assert (answer["currency"], answer["unpriced"]) == ("EUR", [])
+    assert packed["cost"] == pytest.approx(3600 * packed["device_hours"], abs=0.5)
+    # One device holds what spread puts on three.
+    assert 0 < packed["cost"] < spread["cost"]
+    status, body = await scheduler.post("/v1/whatif/policy", priced("euro"))
+    assert status == 400, body
+    assert b"prices.currency" in body
