@@ -28,6 +28,8 @@ from tests.support.kubeclient import KubeClient, StatusError
 
 pytestmark = pytest.mark.anyio
 
+OFFERED = ("hami.io/accelerators", "nvidia.com/gpu")
+"""Resources of the device plugins of one agent."""
 NODE = "gpu-1"
 OTHER = "cpu-1"
 AGENT_LABELS = {"app.kubernetes.io/name": "hami-nodeagent", "hami.io/vendor": "nvidia"}
@@ -68,8 +70,8 @@ class Site:
 
     async def amounts(self, capacity: str, allocatable: str) -> None:
         status = {
-            "capacity": {"cpu": "8", "nvidia.com/gpu": capacity},
-            "allocatable": {"cpu": "8", "nvidia.com/gpu": allocatable},
+            "capacity": {"cpu": "8", **dict.fromkeys(OFFERED, capacity)},
+            "allocatable": {"cpu": "8", **dict.fromkeys(OFFERED, allocatable)},
         }
         await self.admin.patch("nodes", NODE, {"status": status}, subresource="status")
 
@@ -184,7 +186,7 @@ async def test_node_is_as_before_the_installation(site: Site) -> None:
     (result,) = outcome.nodes
     assert result.node == NODE
     assert result.files_removed == ("/var/lib/hami",)
-    assert result.resources_removed == ("nvidia.com/gpu",)
+    assert result.resources_removed == OFFERED
     assert set(result.keys_removed) == {
         *(annotations.CAPACITY_RETURNED, annotations.DEVICE_CORDON, "hami.io/nvidia"),
     }
@@ -205,14 +207,14 @@ async def test_advertised_totals_are_removed_although_they_are_positive(site: Si
     await site.admin.patch("nodes", NODE, marks)
     planned = await site.uninstaller().plan()
     assert planned.nodes[0].resources_removed == (
-        *("nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem"),
+        *(*OFFERED, "nvidia.com/gpucores", "nvidia.com/gpumem"),
     )
     outcome = await site.uninstall()
     assert outcome.is_complete
     assert plain(await site.admin.get("nodes", NODE)) == plain(before)
     (result,) = outcome.nodes
     assert {key, *described} <= set(result.keys_removed)
-    assert set(result.resources_removed) == {*total, "nvidia.com/gpu"}
+    assert set(result.resources_removed) == {*total, *OFFERED}
 
 
 async def test_removal_pod_runs_the_agents_image_with_its_settings_on_its_node(
@@ -271,7 +273,7 @@ async def test_plan_lists_pods_and_nodes_and_changes_nothing(site: Site) -> None
     planned = await site.uninstaller().plan()
     assert [(one.pod, one.node) for one in planned.pods] == [("web", NODE)]
     assert len(planned.deleted) == 2
-    assert planned.nodes[0].resources_removed == ("nvidia.com/gpu",)
+    assert planned.nodes[0].resources_removed == OFFERED
     assert versions == {
         one["metadata"]["name"]: one["metadata"]["resourceVersion"]
         for one in (await site.admin.list("nodes"))["items"]

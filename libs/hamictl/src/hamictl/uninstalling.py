@@ -33,6 +33,7 @@ from hami_common.dra.names import DRIVER, GROUP, VERSION, node_of_any_pool
 from hami_common.errors import Conflict, HamiError, NotFound
 from hami_common.pods import annotations
 from hami_common.ports import Clock, KubeApi
+from hami_common.skus.expansion import ACCELERATORS
 from hami_common.vendors.catalog import Catalog
 from hamictl import installation
 from hamictl.installation import Document
@@ -330,7 +331,7 @@ class Uninstaller:
         webhook = await installation.webhook_settings(self._kube, self._namespace)
         catalog = Catalog.from_settings(webhook.vendors)
         counts = {family.count for vendor in catalog.vendors for family in vendor.families}
-        return frozenset(counts | {AGENT_DEVICES_RESOURCE})
+        return frozenset(counts | {ACCELERATORS, AGENT_DEVICES_RESOURCE})
 
     # --- steps -----------------------------------------------------------------------------------
 
