@@ -20,6 +20,10 @@ pytestmark = pytest.mark.anyio
 IDS = 128
 
 
+PLUGINS = 2
+"""Of the vendor, and of the neutral resource."""
+
+
 class Pair:
     """Agent and proxy as processes."""
 
@@ -110,7 +114,7 @@ async def test_restarted_agent_does_not_register_again(pair: Pair) -> None:
     plane = pair.plane
 
     async def registered() -> bool:
-        return await pair.lines("registered with kubelet") == 1
+        return await pair.lines("registered with kubelet") == PLUGINS
 
     await until(registered)
     await pair.agent.kill()
@@ -199,13 +203,13 @@ async def test_successor_waits_ready_and_takes_over_when_both_are_stopped(pair: 
             group.start_soon(pair.proxy.stop)
 
         async def registered() -> bool:
-            return await successor.lines("registered with kubelet") >= 1
+            return await successor.lines("registered with kubelet") >= PLUGINS
 
         await until(registered)
         await plane.offered(IDS)
         await plane.place("after", Ask(shares=((2, 500),), command=SHOW))
         await plane.until_phase("after", "Running")
-        assert await successor.lines("registered with kubelet") == 1
+        assert await successor.lines("registered with kubelet") == PLUGINS
     finally:
         await successor.agent.stop()
         await successor.proxy.stop()
