@@ -472,7 +472,11 @@ async def test_plugin_that_fails_is_registered_again(
 ) -> None:
     async with plane.agent() as context:
         once = iter([True])
-        broken = break_for(monkeypatch, PluginKeeper, "_watch", lambda *_: next(once, False))
+
+        def is_of_vendor(keeper: PluginKeeper, *_: object) -> bool:
+            return keeper._plugin.resource == RESOURCE and next(once, False)  # noqa: SLF001
+
+        broken = break_for(monkeypatch, PluginKeeper, "_watch", is_of_vendor)
         (plane.kubelet.plugin_directory / "hami-nvidia.sock").unlink()
         await until(settled(broken), within_s=WITHIN_S)
         labels = {"resource": RESOURCE, "outcome": "registered"}
