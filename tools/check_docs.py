@@ -35,9 +35,11 @@ import yaml
 from hami_common.errors import SettingsInvalid
 from hami_common.pods.podview import PodView
 from hami_common.runtime import settings
+from hami_common.skus import catalog as skus
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.quota import queues
+from hami_core.replay import policies
 from hami_registry.core import device_config
 from hami_sim.apiserver import dra
 from hami_sim.apiserver.errors import Cause, Obj
@@ -106,6 +108,10 @@ FATES = (
     Fate(
         pattern=r"\./dev demo( --once.*)?",
         run_by=("tests/e2e/test_demo.py", r'"hami_sim\.demo", "--once", "--json"'),
+    ),
+    Fate(
+        pattern=r"\./dev demo( --scenario \S+)+",
+        run_by=("tests/e2e/test_scenarios.py", "test_scenario_in_a_cluster_keeps_its_bounds"),
     ),
     Fate(
         pattern=r"\./dev demo .*--profile mixed.*",
@@ -400,12 +406,14 @@ def test_problem(words: list[str]) -> str:
     """Arguments of ``./dev test``: tiers, a plane, or what goes to pytest."""
     run_tests = import_module("tools.run_tests")
     rest = [word for word in words if word not in run_tests.TIERS]
-    if rest[:1] == ["--plane"]:
-        rest = rest[2:] if rest[1:2] in (["sim"], ["real"]) else rest
-    if rest[:1] == ["--kubernetes"] and rest[1:2] and rest[1] in run_tests.NAMES:
-        rest = rest[2:]
-    if rest[:1] == ["--scheduler"] and rest[1:2] and rest[1] in run_tests.SCHEDULERS:
-        rest = rest[2:]
+    for option, values in (
+        ("--plane", ("sim", "real")),
+        ("--kubernetes", run_tests.NAMES),
+        ("--scheduler", run_tests.SCHEDULERS),
+    ):
+        at = rest.index(option) if option in rest[:-1] else len(rest)
+        if rest[at + 1 : at + 2] and rest[at + 1] in values:
+            rest = rest[:at] + rest[at + 2 :]
     return pytest_problem(rest)
 
 
@@ -492,6 +500,12 @@ def toml_problem(text: str) -> str:
         if tree.keys() == {"queue"}:
             queues.parse(tree, vendors=[vendor.name for vendor in CATALOG.vendors])
             return ""
+        if "sku" in tree:
+            skus.parse(text, vendors=CATALOG)
+            return ""
+        if "policies" in tree:
+            policies.parse(tree)
+            return ""
     except SettingsInvalid as error:
         return str(error)
     refused = [settings_problem(text, module) for _, module, _ in SERVICES]
@@ -526,6 +540,12 @@ def yaml_problem(text: str) -> str:
 CATALOG = Catalog.from_settings(
     VendorSettings(nvidia=NvidiaSettings(mig_profiles=PROFILES, dialects=("volcano",)))
 )
+PUBLIC_SKUS = ROOT / "deploy/kustomize/components/public-cloud/skus.toml"
+SKUS = skus.parse(
+    PUBLIC_SKUS.read_text(encoding="utf-8").replace("required = true", "required = false"),
+    vendors=CATALOG,
+)
+"""The shipped catalog, for pods that name resources of vendors, too."""
 OTHER_KINDS = frozenset(
     {
         "AdmissionCheck",
@@ -604,6 +624,7 @@ def _pod_problem(pod: dict[str, Any]) -> str:
         catalog=CATALOG,
         policy=AdmissionPolicy(dra_enabled=True),
         at=Circumstances(traceparent=TRACE, claim="claim"),
+        skus=SKUS,
     )
     if not verdict.allowed:
         return verdict.message

@@ -36,7 +36,7 @@ def test_every_command_is_run_or_says_why_not() -> None:
     [
         ("hamictl get nodes --registri x", "No such option"),
         ("hamictl get gadgets", "No such command"),
-        ("hamictl defrag --pods a.yaml", "Missing option"),
+        ("hamictl explain pod -n team", "Missing argument"),
         ("kubectl hami top nodes -o tree", "'tree' is not one of"),
         ("./dev demo --onse", "unrecognized arguments: --onse"),
         ("./dev bench nothing", "there is no module tests.bench.nothing"),
@@ -80,7 +80,7 @@ def test_mark_says_why_a_block_is_not_run_and_holds_for_it_alone() -> None:
     ("text", "is_form"),
     [
         ("`hamictl explain pod NAME`", True),
-        ("`hamictl defrag`", True),
+        ("`hamictl explain pod`", True),
         ("`kubectl describe pod`", True),
         ("`hamictl get nodes`", False),
         ("`kubectl get pods -o wide`", False),

@@ -16,7 +16,7 @@ from hami_registry.shell.session import Session, Sessions
 from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
-OPEN = ("GET /v1/session",)
+OPEN = ("GET /v1/session", "GET /v1/skus")
 ALL = tuple(" ".join(route) for route in sorted(roles.OPEN | roles.ROUTES.keys()))
 
 

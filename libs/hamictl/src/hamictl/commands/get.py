@@ -172,7 +172,7 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
 def capacity(
     memory_mib: int | None, core_pct: int | None, namespace: str, registry: str, format_: str
 ) -> None:
-    """List the largest free share of each model, and stranded memory."""
+    """List each model's largest free share and stranded memory."""
     answer = client.read(
         client.Capacity,
         registry,
