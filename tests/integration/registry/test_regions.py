@@ -24,6 +24,8 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus, NatsBucket, NatsPublisher
+from hami_registry.core.projection import Projection
+from hami_registry.shell import regions
 from tests.support.hub import Fleet, run_fleet
 from tests.support.registry import report, run_registry, send
 
@@ -43,6 +45,10 @@ FRESH_S = 3.0
 RESUMED_S = 120.0
 """Longest time after an outage; a source of NATS retries with increasing pauses."""
 BURST = 3000
+
+
+def _key(record: AllocationRecord) -> str:
+    return subjects.allocation_key(record.node, record.pod_uid)
 
 
 class Subject(Struct, frozen=True):
@@ -70,7 +76,9 @@ class World:
     async def region(self, name: str) -> dict[str, Any]:
         return next(one for one in await self.get("/v1/regions") if one["region"] == name)
 
-    async def allocate(self, region: str, pod: str, *, op: str = "reserve") -> None:
+    async def allocate(
+        self, region: str, pod: str, *, op: str = "reserve", age_s: float = 0.0
+    ) -> AllocationRecord:
         """Write a ledger record in a region, as its scheduler does."""
         share = Share(vendor="nvidia", uuid=f"GPU-{region}", memory_mib=100)
         record = AllocationRecord(
@@ -80,14 +88,14 @@ class World:
             pod_uid=f"uid-{pod}",
             namespace="team-a",
             pod=pod,
-            time_s=SystemClock().now_s(),
+            time_s=SystemClock().now_s() - age_s,
             containers=()
             if op == "release"
             else (ContainerShares(name="main", kind="app", shares=(share,)),),
         )
         ledger = NatsBucket(self.operators[region], subjects.ALLOC_BUCKET)
-        key = subjects.allocation_key("gpu-1", record.pod_uid)
-        await ledger.append(key, codec.encode(record))
+        await ledger.append(_key(record), codec.encode(record))
+        return record
 
     async def pods(self, region: str) -> set[str]:
         """Pods that the hub shows in a region."""
@@ -212,6 +220,28 @@ async def test_hub_and_region_reach_no_ledger_of_the_other(world: World) -> None
                 continue
             pytest.fail(f"{subject}: {answer.data!r}")
     assert await world.pods("east") == {"first-east"}
+
+
+async def test_old_released_allocations_are_removed_from_the_copies(world: World) -> None:
+    """Sources copy no purges: without this the copies would grow with each pod that ever ran."""
+    old = await world.allocate("east", "old", op="release", age_s=90_000)
+    young = await world.allocate("east", "young", op="release", age_s=80_000)
+    projection = Projection(liveness_s=0.0)
+    for record in (old, young):
+        projection.record_seen(_key(record), 1, record)
+    name = subjects.region_bucket("east", subjects.ALLOC_BUCKET)
+    async with world.fleet.hub.login("regions") as bus, anyio.create_task_group() as group:
+        copy = NatsBucket(bus, name)
+        with anyio.fail_after(RIGHT_S):
+            while await copy.get(_key(young)) is None:
+                await anyio.sleep(0.02)
+        assert await copy.get(_key(old)) is not None
+        group.start_soon(regions.sweep, bus, [name], projection, SystemClock())
+        with anyio.fail_after(RIGHT_S):
+            while await copy.get(_key(old)) is not None:
+                await anyio.sleep(0.02)
+        assert await copy.get(_key(young)) is not None
+        group.cancel_scope.cancel()
 
 
 async def test_outages_of_link_hub_and_region_lose_no_event_and_stop_nothing_elsewhere(

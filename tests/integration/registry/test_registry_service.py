@@ -407,7 +407,7 @@ async def test_answers_fit_the_openapi_document(nats_server: NatsServer) -> None
                 }
                 jsonschema.validate(await get(registry, real), schema)
                 checked += 1
-            assert checked == 20
+            assert checked == 25
 
 
 async def test_watch_delivers_changes_and_ends_with_the_service(nats_server: NatsServer) -> None:

@@ -123,7 +123,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     regions_seed_file: str = ""
     """Seed of the login to the account of the copies (Secret ``hami-bus-regions``)."""
     region_stale_s: float = 5.0
-    """A region that was not heard for this time is reported as stale."""
+    """A region without contact for this time is reported as stale."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""
     idle_after_s: float = 1800.0

@@ -19,9 +19,9 @@ class RegionView(Struct, frozen=True, kw_only=True):
 
     region: str
     stale: bool
-    """True when the region was not heard for ``region_stale_s``; the rest is as of then."""
+    """True without contact with the region for ``region_stale_s``; the rest is as of then."""
     age_s: float | None
-    """Time since the region was last heard; ``None``: not since the start of the hub's bus."""
+    """Time since the last contact with the region; ``None``: none since the hub's bus started."""
     lag: int
     """Messages that the region has and the hub does not have yet."""
     events: int

@@ -155,7 +155,7 @@ class _Region:
         self.projection = Projection(liveness_s=0.0)
         self.status = _LOST
         self.heard_s: float | None = None
-        """Monotonic time at which the region was last heard."""
+        """Monotonic time of the last contact with the region."""
         self.history = History(
             bus,
             bounds=bounds,

@@ -27,8 +27,8 @@ class CopyStatus(Struct, frozen=True, kw_only=True):
     lag: int
     """Messages that the region has and the hub does not have yet, as of the last contact."""
     age_s: float | None
-    """Time since the region was last heard, by the source that was silent longest; ``None``: not
-    since the start of the server.
+    """Time since the last contact with the region, of the source that was silent longest;
+    ``None``: not since the start of the server.
     """
     events: int
     """Events that are stored."""
