@@ -71,6 +71,7 @@ ALL: Mapping[str, set[str]] = {
     "/v1/skus": set(SUBJECTS),
     "/v1/system": {"platform-admin"},
     "/v1/checks": {"platform-admin"},
+    "/v1/policies": {"platform-admin"},
     "/v1/cordon": {"platform-admin"},
     "/v1/defrag": {"platform-admin"},
     "/v1/snapshot": _PLANNERS,
