@@ -160,7 +160,7 @@ pin-images *args:
 sbom *args:
     @python -m tools.sbom "$@"
 
-# measure: bench scheduler, bench throughput [--scheduler volcano] [--nodes 1000 --pods 2000], bench burst [--mode device-plugin,dra], bench churn, bench webhook, bench volcano, bench limiter, bench agent [--against CHECKOUT], bench console; all with [--json -]
+# measure: bench scheduler, bench throughput [--scheduler volcano] [--nodes 1000 --pods 2000], bench burst [--mode device-plugin,dra], bench churn, bench webhook, bench volcano, bench limiter, bench agent [--against CHECKOUT], bench console, bench pastevents [--events 100000]; all with [--json -]
 [group('test')]
 [no-exit-message]
 bench name *args:

@@ -10,6 +10,7 @@ end, bus and API client close. Seconds throughout.
 import gc
 import secrets
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -107,6 +108,8 @@ from hami_scheduler.shell.volcano import VolcanoExtender
 from hami_scheduler.shell.wakeup import Waker
 from hami_scheduler.shell.whatif import WhatIf
 
+SWITCH_S = 0.0005
+"""Longest time for which a thread that answers a question may delay the loop, per turn."""
 GARBAGE = (20_000, 20, 50)
 """Thresholds of Python's cycle collector.
 
@@ -683,6 +686,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
     keys = load_keys(settings)
     # Objects of a cluster live as long as the cluster: collect unreachable ones rarely.
     gc.set_threshold(*GARBAGE)
+    sys.setswitchinterval(SWITCH_S)
     scheduler: Scheduler | None = None
 
     def is_ready() -> bool:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 from msgspec import Struct
 
 from hami_common.bus import subjects
@@ -38,6 +39,8 @@ S = TypeVar("S", bound=Struct)
 
 BATCH: Final = 250
 """Messages of one pull: at most 94 MiB, usually below 2 MiB."""
+TURN_EVENTS: Final = 16
+"""Events of a pull after which other tasks of the loop run."""
 INACTIVE_S: Final = 5.0
 """Time for which the server keeps the consumer of an ended reading."""
 FILTERS_MOST: Final = 64
@@ -138,6 +141,8 @@ class Reading:
                     return
                 self.count += 1
                 self.newest_s = event.stored_s
+                if self.count % TURN_EVENTS == 0:
+                    await anyio.lowlevel.checkpoint()
                 yield event
                 if self.count >= self.pending:
                     return
