@@ -2,6 +2,7 @@
 """``hamictl defrag --execute`` on a cluster: pods are moved, budgets hold, a killed scheduler."""
 
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
 from tests.support.checker import ledger_of, problems_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.shares_cluster]
 
 NODES = ("gpu-a", "gpu-b")
 SPEC = ClusterSpec(
@@ -120,7 +121,7 @@ async def evicted(cluster: Cluster) -> list[str]:
 async def hamictl(cluster: Cluster, *words: str) -> Any:
     command = [sys.executable, "-m", "hamictl", "defrag", "big"]
     command += ["--scheduler", cluster.url("scheduler"), "--interval", "0", *words]
-    return await anyio.open_process(command)
+    return await anyio.open_process(command, stderr=subprocess.STDOUT)
 
 
 async def output_of(process: Any) -> str:

@@ -83,6 +83,8 @@ class Run:
         self._now_s = now_s
         self._sleep = sleep
         self._is_stopped = False
+        self._is_away = False
+        """The last call had no answer."""
         self._evicted: list[str] = []
         self._staying = 0
         """Pods that were still to be evicted after the last answer."""
@@ -167,10 +169,14 @@ class Run:
         left = budget.pods - len(self._evicted)
         may_evict = left > 0 and len(self._recent_s) < budget.evictions
         try:
-            return self._call(moves=max(0, left), execute=True, evict=may_evict)
+            step = self._call(moves=max(0, left), execute=True, evict=may_evict)
         except Unreachable as error:
-            output.progress(f"{error.message}; trying again")
+            if not self._is_away:
+                click.echo(f"{error.message}; trying again", err=True)
+            self._is_away = True
             return None
+        self._is_away = False
+        return step
 
     def _stopped(self) -> Step:
         """Release what is held for pods that are not evicted; else their leases end that."""

@@ -2,6 +2,8 @@
 """Moves of running pods for a waiting one: places, evictions, budgets, crashes and the loop."""
 
 import json
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,6 +69,12 @@ async def step(s: Running, name: str = "big", **more: Any) -> Any:
     return json.loads(response.body)  # type: ignore[union-attr]  # not streamed
 
 
+async def once(s: Running, act: Callable[[], Awaitable[None]], done: list[str]) -> None:
+    """Act before the first post of a Binding."""
+    if s.seen.calls[-1] == "post binding" and not done:
+        await act()
+
+
 def held(world: World) -> list[AllocationRecord]:
     return [one for one in world.live() if one.held_for.startswith("defrag ")]
 
@@ -117,7 +125,17 @@ async def test_pod_is_moved_to_its_held_place_and_the_waiting_pod_gets_the_freed
         new = pod("new", first["moves"][0]["memory_mib"], owner={"a": "web", "b": "db"}[moved])
         assert await replaced(world, s, moved, new) == target
         assert await placed(s, thief) == ""
+        during: list[str] = []
+        calls = len(s.seen.calls)
+
+        async def called() -> None:
+            """The pod has its share, and its Binding is not posted yet."""
+            during.append((await step(s, execute=True))["outcome"])
+
+        assert (await s.filter(big, NODES))["NodeNames"] == [first["node"]]
+        s.seen.before = {calls + n: partial(once, s, called, during) for n in range(8)}
         assert await placed(s, big) == first["node"]
+        assert during == ["waiting"]
         assert (await step(s, execute=True))["outcome"] == "placed"
         assert held(world) == []
         world.check_settled(*DEVICES)

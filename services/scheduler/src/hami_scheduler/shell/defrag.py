@@ -219,7 +219,9 @@ class Defrag:
         if now.wanted is None:
             if question.execute:
                 await self._stop(now, "defrag-stopped")  # its lease ended
-            return _waiting(now) if now.outstanding else await self._begin(pod, purpose, question)
+            if now.outstanding or self._state.ledger.holdings_of_pod(pod.uid):
+                return _waiting(now)  # with a share of its own it is being bound
+            return await self._begin(pod, purpose, question) or _waiting(now)
         node = now.wanted.record.node
         if now.following is None:
             return _waiting(now, node)
@@ -236,12 +238,16 @@ class Defrag:
         found = [p for p in self._state.pods if (p.namespace, p.name) == (namespace, name)]
         return next((p for p in found if p.is_waiting() or (p.node and not p.is_finished)), None)
 
-    async def _begin(self, pod: PodFacts, purpose: str, question: DefragQuestion) -> DefragStep:
-        """Plan, and hold the places of the plan."""
+    async def _begin(
+        self, pod: PodFacts, purpose: str, question: DefragQuestion
+    ) -> DefragStep | None:
+        """Plan, and hold the places of the plan; ``None`` when the pod waits no longer."""
         if pod.group or pod.claim:
             kind = "is a member of a gang" if pod.group else "gets its devices by a ResourceClaim"
             return DefragStep(outcome="none", text=f"the pod {kind}, for which no pod is moved")
         plan = await self._plan(pod, question.moves)
+        if plan is None:
+            return None
         found = plan.found
         if found.outcome == "fits":
             return DefragStep(
@@ -324,7 +330,7 @@ class Defrag:
 
     # --- plan ------------------------------------------------------------------------------------
 
-    async def _plan(self, pod: PodFacts, moves: int) -> _Plan:
+    async def _plan(self, pod: PodFacts, moves: int) -> _Plan | None:
         covered = await self._effects.evictions.covered()
         fixed = frozenset(
             other.uid for other in self._state.pods if self._protection(pod, other, covered)
@@ -332,7 +338,7 @@ class Defrag:
         taken = await self._take()
         request = next((one for one in taken.waiting if one.uid == pod.uid), None)
         if request is None:
-            raise NotFound(what=f"waiting pod {_name(pod)}")
+            return None
         around = await read_around(self._kube, pod, self._settings)
         search = partial(_planned, taken, request, around, fixed=fixed, moves=moves)
         return await anyio.to_thread.run_sync(search)
