@@ -29,7 +29,7 @@ _HEADINGS: Final = (
 @click.option("--hours", type=click.FloatRange(min=0.1), help="Shorten the measured period.")
 @options.format_option
 def scenario(file: Path, hours: float | None, format_: str) -> None:
-    """Place a scenario's pods over simulated time, and check it.
+    """Place a scenario's pods over simulated time.
 
     The scheduler's core places the pods on cards of the file; no cluster is needed. Exits with 1 if
     a check fails.
