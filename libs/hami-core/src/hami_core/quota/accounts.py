@@ -145,7 +145,7 @@ class Lenders:
         another queue.
         """
         self.allowed: dict[str, int] = {}
-        """What each queue borrows of each resource, by the names that ``uses`` returns."""
+        """Amount that each queue borrows of each resource, by the names that ``uses`` returns."""
         self.owner = owner
         """Empty: the pod is within no guarantee."""
         self._leaf = leaf
