@@ -491,7 +491,7 @@ def slice_of_nic(driver: str) -> Obj:
 
 
 async def use(cluster: NodeCluster, name: str) -> None:
-    """Create a pod that reports its view of the claim of the same name."""
+    """Create a pod that prints its view of the claim of the same name."""
     await cluster.create_pod(pod(name, with_claim(container()), **naming(name)))
 
 
@@ -575,7 +575,7 @@ async def test_agent_dies_around_the_write_of_the_cdi_file(cluster: NodeCluster,
 async def test_cdi_file_that_an_agent_left_unfinished_goes_with_its_pod(
     cluster: NodeCluster,
 ) -> None:
-    """The pod is deleted before the agent has recovered, so nothing prepares the claim again."""
+    """The pod is deleted before the agent restarts, so nothing prepares the claim again."""
     uid = await make_claim(cluster, "left", asks())
     fresh = spec_file(cluster, uid).with_suffix(".new")
     os.mkfifo(fresh)
