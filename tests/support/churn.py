@@ -16,6 +16,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from hami_common.bus import subjects
 from hami_common.dra.claims import ResourceClaim
+from hami_common.dra.names import DRIVER
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
@@ -65,6 +66,7 @@ def claim(name: str, amounts: Document) -> Document:
     exactly = {
         "deviceClassName": "hami-share",
         "count": amounts["gpu"],
+        "selectors": [{"cel": {"expression": f'device.attributes["{DRIVER}"].vendor == "nvidia"'}}],
         "capacity": {
             "requests": {"memory": f"{amounts['gpumem']}Mi", "cores": str(amounts["gpucores"])}
         },
