@@ -52,7 +52,7 @@ async def lived(directory: Path, seed: int, steps: int, *, segment_bytes: int = 
 
 
 async def test_a_life_is_decided_identically(tmp_path: Path) -> None:
-    drive = await lived(tmp_path, 1, 60, segment_bytes=5_000)
+    drive = await lived(tmp_path, 1, 150, segment_bytes=5_000)
     report = replayed(tmp_path)
     assert report.difference is None
     assert report.missing == ()

@@ -125,7 +125,7 @@ def defrag(  # noqa: PLR0913, PLR0917 - click passes them by name
     trials: int,
     format_: str,
 ) -> None:
-    """Plan the fewest moves that make a pod fit, or execute them.
+    """Plan or execute the fewest moves that make a pod fit.
 
     Without --execute no pod is moved. With it, the pods of the plan are evicted one after another
     within the budget, each after the replacement of the previous one has started; Ctrl-C stops
