@@ -8,6 +8,7 @@ evicted; evicted pods keep the place of their replacement. Seconds throughout.
 """
 
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -100,7 +101,9 @@ class Run:
 
     def execute(self, format_: str) -> int:
         """Execute steps until the pod runs or the run is stopped; the exit code."""
-        before = {one: signal.signal(one, self._stop) for one in (signal.SIGINT, signal.SIGTERM)}
+        is_main = threading.current_thread() is threading.main_thread()
+        ends = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        before = {one: signal.signal(one, self._stop) for one in ends}
         try:
             summary = self._execute(is_shown=format_ in ("table", "wide"))
         finally:
