@@ -69,8 +69,8 @@ MODULE_BY_RECIPE = {
 }
 BARE_WORDS = 3
 """``kubectl describe pod`` names a command, ``kubectl describe pod web`` is one."""
-NAMED = (["import-config"],)
-"""Commands of hamictl that only have subcommands, and accept an empty argument list."""
+NAMED = (["import-config"], ["defrag"], ["resize"])
+"""Commands of hamictl without their arguments, whose parser accepts an empty list."""
 STAND_INS = {"SHELL": "bash", "SEQUENCE": "1"}
 """Stand-ins for words in capitals that a parser would reject."""
 REQUIRED = {
@@ -196,6 +196,10 @@ FATES = (
     Fate(
         pattern=r"hamictl events .*--follow.*", why_not="goes on for ever; it runs without --follow"
     ),
+    Fate(
+        pattern=r"hamictl usage .*-o opencost",
+        run_by=("tests/unit/hamictl/test_usage.py", "opencost"),
+    ),
     Fate(pattern=r"(hamictl|kubectl hami) .*", run_by=HAMICTL_TESTS),
     Fate(
         pattern=r"kubectl port-forward.*",
@@ -251,7 +255,9 @@ def fate_of(command: Command) -> Fate | None:
 def is_form(command: Command) -> bool:
     """Return True when a command within a sentence only shows a form, or names a command."""
     words = command.words
-    if re.search("[…<]", command.text) or any(re.fullmatch(r"[A-Z]{3,}", word) for word in words):
+    if re.search("[…<]", command.text) or any(
+        re.fullmatch(r"[A-Z]{3,}[.]*", word) for word in words
+    ):
         return True
     if command.program == "hamictl":
         return words[1:] in NAMED or "Missing" in hamictl_problem(words[1:])
