@@ -91,6 +91,16 @@ def test_refusals_are_those_of_the_vendor_that_a_node_has() -> None:
     assert isinstance(pick(table, request, "a"), NodeRefusal)
 
 
+def test_the_first_alternative_with_devices_of_a_node_refuses_it() -> None:
+    table = table_of(a="nvidia", b="nvidia_ascend", c="ascend", d="hygon")
+    request = neutral(90_000, 80_000, 70_000, vendors=("nvidia", "nvidia", "ascend"))
+    texts = Verdicts(table).filter(request, ["a", "b", "c", "d"]).refused()
+    assert "90000" in texts["a"]
+    assert "90000" in texts["b"]
+    assert "70000" in texts["c"]
+    assert texts.keys() == set("abcd")
+
+
 def test_comparison_is_of_the_nodes_with_the_winners_alternative() -> None:
     table = table_of(a="ascend", b="nvidia", c="nvidia")
     verdicts = Verdicts(table)

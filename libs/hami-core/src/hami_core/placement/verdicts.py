@@ -313,15 +313,15 @@ class Verdicts:
         plans = [compile_request(choice) for choice in choices]
         fits = [self._fits(plan, located) for plan in plans]
         refused = ~np.logical_or.reduce(fits)
+        masks: list[Bools] = []
+        for plan in plans:
+            masks.append(refused & self._has_devices(plan, located))
+            refused = refused & ~masks[-1]
+        masks[0] |= refused  # nodes without devices of any alternative
         found: list[Refusals] = []
-        for choice, plan in reversed(list(zip(choices, plans, strict=True))):
-            mine = refused & self._has_devices(plan, located)
-            if choice is choices[0]:
-                mine = refused
-            refused = refused & ~mine
-            refusals = Refusals(choice, plan, located, self._table.divisions)
-            self._refuse(refusals, plan, located, mine)
-            found.insert(0, refusals)
+        for choice, plan, mine in zip(choices, plans, masks, strict=True):
+            found.append(Refusals(choice, plan, located, self._table.divisions))
+            self._refuse(found[-1], plan, located, mine)
         left = self._kept_part(located, np.logical_or.reduce(fits))
         return Filtered(located, left, found, fits=fits)
 
