@@ -13,7 +13,7 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.decision import DecisionRecord, RefusedNode
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.request import PodRequest
+from hami_common.model.request import Choice, PodRequest
 from hami_core.core import Core
 from hami_core.ledger import stimuli
 from hami_core.ledger.ledger import Ledger
@@ -23,7 +23,7 @@ from hami_core.replay.arrivals import Put
 from hami_core.replay.moment import filter_at, moment_of
 from hami_core.table.inventory import Inventory
 from hami_core.table.table import DeviceTable
-from tests.support.builders import ask, device, node_devices, pod, whole
+from tests.support.builders import ask, device, devices, node_devices, pod, whole
 
 
 class Fleet:
@@ -190,6 +190,24 @@ def test_nodes_beyond_the_recorded_ones_and_nodes_that_fit_are_answered() -> Non
     assert fits[0].devices[0].free.memory_mib == 8000
     with pytest.raises(RequestInvalid, match="n77 had no device then"):
         moment_of(decision, (), fleet.puts, present=(), live=(), node="n77")
+
+
+def test_nodes_of_all_alternatives_are_answered_by_their_own() -> None:
+    fleet = fleet_of([1000, 1000])
+    for name, mib in (("a00", 1000), ("a01", 9000)):
+        fleet.put(devices(name, 2, memory_mib=mib, vendor="ascend"))
+    first, second = (pod(ask(mib=3000, vendor=vendor)) for vendor in ("nvidia", "ascend"))
+    other = Choice(containers=second.containers, selectors=second.selectors)
+    decision = fleet.filter(replace(first, others=(other,)))
+    found = moment_of(decision, (), fleet.puts, present=(), live=())
+    assert [(one.node, one.vendor, one.code) for one in found.nodes] == [
+        ("n00", "nvidia", "CardInsufficientMemory"),
+        ("n01", "nvidia", "CardInsufficientMemory"),
+        ("a00", "ascend", "CardInsufficientMemory"),
+        ("a01", "ascend", ""),
+    ]
+    assert (found.nodes_feasible, found.compared, found.differing) == (1, 3, ())
+    assert all(len(one.devices) == 2 for one in found.nodes)
 
 
 def test_a_node_that_was_withheld_differs_and_is_named() -> None:

@@ -239,12 +239,22 @@ class Filtered:
             self._classes = tuple(found)
         return self._classes
 
-    def closest(self, count: int) -> list[ClosestNode]:
+    def closest(self, count: int, *, choice: int | None = None) -> list[ClosestNode]:
         """Return the refused nodes that are closest to taking the pod, see ``Refusals.closest``.
 
-        Of a pod with alternatives those of ``told``.
+        Of a pod with alternatives those that ``choice`` refuses, ``told`` by default.
         """
-        return self._refusals[self.told].closest(count)
+        return self._refusals[self.told if choice is None else choice].closest(count)
+
+    def fitting(self) -> list[list[str]]:
+        """Return the nodes that fit, sorted, by the first alternative that fits them."""
+        found: list[list[str]] = []
+        left = set(self.left.strings())
+        for fits in self.fits or (np.ones(len(self.nodes), np.bool_),):
+            names = self.nodes.several(np.flatnonzero(fits))
+            found.append(sorted(left.intersection(names)))
+            left.difference_update(found[-1])
+        return found
 
     @property
     def told(self) -> int:

@@ -19,6 +19,7 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.decision import DecisionRecord, Moment, RefusedNode
 from hami_common.events.inventory import NodeDevices
+from hami_common.model.request import options
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.placement.details import look
@@ -75,26 +76,28 @@ def moment_of(
             field="node", problem=f"{node} had no device then", fix="give a node with devices"
         )
     filtered = Verdicts(table).filter(request, NodeNames.of(nodes))
-    fitting = sorted(filtered.left.strings())
-    closest = [
-        *filtered.closest(len(nodes)),
-        *(_FITS._replace(node=name) for name in fitting),
-    ]
 
     def records_of(name: str) -> list[AllocationRecord]:
         return [holding.record for holding in ledger.holdings_of_node(name)]
 
-    fits = set(fitting)
-    computed = [
-        replace(one, code="") if one.node in fits else one
-        for one in look(table, request, compile_request(request), closest, records_of).every_node()
-    ]
+    refused: list[RefusedNode] = []
+    fits: list[RefusedNode] = []
+    for number, (choice, fitting) in enumerate(
+        zip(options(request), filtered.fitting(), strict=True)
+    ):
+        plan = compile_request(choice)
+        closest = filtered.closest(len(nodes), choice=number)
+        refused += look(table, choice, plan, closest, records_of).every_node()
+        closest = [_FITS._replace(node=name) for name in fitting]
+        found = look(table, choice, plan, closest, records_of).every_node()
+        fits += [replace(one, code="") for one in found]
+    computed = [*refused, *fits]
     by_node = {one.node: one for one in computed}
     compared, differing = _compared(decision, by_node, nodes)
     return Moment(
         decision=decision,
         nodes=tuple(computed),
-        nodes_feasible=len(fitting),
+        nodes_feasible=len(fits),
         compared=compared,
         differing=tuple(differing),
         assumed=assumed,
