@@ -58,9 +58,10 @@ def shrunk_mib(
 ) -> int | None:
     """Return the lower memory limit of a container; ``None``: it keeps what it has.
 
-    ``peak_mib``: peak of its use by container and UUID. The limit is the same on each device.
+    ``peak_mib``: peak of its use by container and UUID. The limit is the same on each device, and
+    grows on none.
     """
-    now_mib = max((share.memory_mib for share in container.shares), default=0)
+    now_mib = min((share.memory_mib for share in container.shares), default=0)
     peak = max((peak_mib[container.name, one.uuid] for one in container.shares), default=0)
     wanted_mib = max(least_mib, math.ceil(peak * factor))
     return wanted_mib if wanted_mib < now_mib else None
