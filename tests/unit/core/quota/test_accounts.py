@@ -312,3 +312,24 @@ def test_request_above_a_limit_can_never_start() -> None:
     assert not found.never("team-a", None, {MEMORY: 6000, ALL_MEMORY: 4000})
     found.fold(1, record("a", 4000))
     assert not found.never("team-a", None, {MEMORY: 4000, ALL_MEMORY: 4000})
+
+
+def test_spot_pods_of_other_queues_leave_by_priority() -> None:
+    found = ledger()
+    found.set_tree(
+        QueueTree(
+            [
+                QueueConfig(name="x", namespaces=("team-a",)),
+                QueueConfig(name="y", namespaces=("team-b",), guaranteed={"memory_mib": 1000}),
+            ]
+        )
+    )
+    spot = Account(is_spot=True)
+    cheap = record("cheap", 100, namespace="team-b", account=spot)
+    own = record("own", 100, namespace="team-b")
+    found.fold(1, cheap)
+    found.fold(2, own)
+    lenders = found.lenders("team-a", spot, {ALL_MEMORY: 100})
+    assert lenders.uses(cheap, by_priority=True) == ()
+    assert lenders.uses(own, by_priority=True) is None, "the guarantee of y"
+    assert lenders.uses(cheap, by_priority=False) is None

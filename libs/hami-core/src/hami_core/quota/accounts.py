@@ -160,6 +160,8 @@ class Lenders:
         """
         if not by_priority and not self.owner:
             return None
+        if record.account is not None and record.account.is_spot:
+            return ()  # it uses no guarantee
         queue, amounts = self._counted(record)
         surplus = self._surplus(queue, self._leaf if by_priority else self.owner) if queue else None
         if surplus is None:
