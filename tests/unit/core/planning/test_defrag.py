@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of moves on small clusters that can be verified by hand."""
 
-from hami_common.model.request import DeviceSelector, PodRequest
-from hami_core.planning.defrag import DefragPlan, Tenant, plan_moves
+from msgspec.structs import replace
+
+from hami_common.model.request import Choice, DeviceSelector, PodRequest, options
+from hami_core.planning.defrag import DefragPlan, Tenant, places_of, plan_moves
 from hami_core.table.table import DeviceTable
 from tests.support import builders
 from tests.support.builders import ask, pod
@@ -86,3 +88,18 @@ def test_trials_end_honestly_and_leave_the_table_as_it_was() -> None:
     assert (found.outcome, found.moves_searched) == ("not-found", 0)
     assert list(known.usages()) == before
     known.check()
+
+
+def test_places_of_pods_with_alternatives_are_the_planned_devices() -> None:
+    other = Choice(containers=pod(ask(mib=5)).containers, selectors={})
+    mover = tenant("p", "a-0", 6)
+    mover = replace(mover, request=replace(mover.request, others=(other,)))
+    wanted = pod(ask(mib=9), uid="w", selector=DeviceSelector(allow_uuids=("a-0",)))
+    found = plan({"a": 10, "b": 6, "c": 9}, [mover], wanted)
+    assert moves(found) == [("p", "a", "b")]
+    first, last = places_of(found, wanted, [mover])
+    assert [one.selectors["nvidia"].allow_uuids for one in options(first.request)] == [
+        ("b-0",),
+        ("b-0",),
+    ]
+    assert last.request.selectors["nvidia"].allow_uuids == ("a-0",)

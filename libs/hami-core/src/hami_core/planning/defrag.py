@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from hami_common.events.allocation import owner_of
 from hami_common.model.placement import ContainerShares, Placement
-from hami_common.model.request import DeviceSelector, PodRequest
+from hami_common.model.request import ContainerRequest, DeviceSelector, PodRequest, options
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
@@ -501,7 +501,8 @@ def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
     return frozenset(
         uuid
         for request in requests
-        for selector in request.selectors.values()
+        for choice in options(request)
+        for selector in choice.selectors.values()
         for uuid in (*selector.allow_uuids, *selector.deny_uuids)
     )
 
@@ -516,12 +517,24 @@ def _uuids(containers: Iterable[ContainerShares]) -> list[str]:
 
 
 def _only_on(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
-    """Return a copy that allows only these devices."""
-    vendors = {asked.vendor for container in request.containers for asked in container.requests}
-    selectors: Mapping[str, DeviceSelector] = request.selectors
+    """Return a copy that allows only these devices, for each of its alternatives."""
+    others = tuple(
+        replace(other, selectors=_only(other.containers, other.selectors, uuids))
+        for other in request.others
+    )
+    selectors = _only(request.containers, request.selectors, uuids)
+    return replace(request, selectors=selectors, others=others)
+
+
+def _only(
+    containers: Iterable[ContainerRequest],
+    selectors: Mapping[str, DeviceSelector],
+    uuids: Sequence[str],
+) -> dict[str, DeviceSelector]:
+    vendors = {asked.vendor for container in containers for asked in container.requests}
     narrowed: dict[str, DeviceSelector] = {}
     for vendor in vendors:
         selector = selectors.get(vendor, DeviceSelector())
         wanted = tuple(uuid for uuid in uuids if selector.accepts_uuid(uuid))
         narrowed[vendor] = replace(selector, allow_uuids=wanted or ("",), deny_uuids=())
-    return replace(request, selectors=narrowed)
+    return narrowed
