@@ -8,7 +8,14 @@ from msgspec.structs import replace
 
 from hami_common.bus import subjects
 from hami_common.errors import InvariantBroken
-from hami_common.events.allocation import AllocationOp, AllocationRecord, ReportedState, StateRecord
+from hami_common.events.allocation import (
+    AllocationOp,
+    AllocationRecord,
+    ReportedState,
+    StateRecord,
+    hold_uid,
+    purpose_of,
+)
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
@@ -122,6 +129,39 @@ def signed(
         ledger_seq=seq,
         placement=Placement(node=NODE, containers=containers),
     )
+
+
+# --- owners --------------------------------------------------------------------------------------
+
+
+def test_shares_of_an_owner_are_found_without_a_search(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        uid = hold_uid("workload-1" if number else "workload-2", 0, number)
+        purpose = purpose_of("workload", "default", "w")
+        containers = (held(share(f"{NODE}-nvidia-0", 1000)),)
+        see(ledger, number + 1, replace(record(containers, uid=uid), held_for=purpose))
+    assert [one.record.pod_uid for one in ledger.holdings_of_owner("workload-1")] == [
+        "workload-1-0-1",
+        "workload-1-0-2",
+    ]
+    assert len(ledger.holdings_of_owner("workload default/w")) == 3
+    read: list[tuple[str, str]] = []
+    find = ledger.holding
+
+    def holding(node: str, uid: str) -> Holding | None:
+        read.append((node, uid))
+        return find(node, uid)
+
+    monkeypatch.setattr(ledger, "holding", holding)
+    assert ledger.holdings_of_owner("another") == []
+    assert len(ledger.holdings_of_owner("workload-2")) == 1
+    assert read == [(NODE, "workload-2-0-0")]
+    see(ledger, 9, record(op="release", uid="workload-2-0-0"))
+    assert ledger.holdings_of_owner("workload-2") == []
+    ledger.handle(Wiped(now_s=9.0))
+    assert ledger.holdings_of_owner("workload-1") == []
 
 
 # --- folding -------------------------------------------------------------------------------------

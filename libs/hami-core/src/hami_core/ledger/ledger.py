@@ -212,8 +212,10 @@ class Ledger:
         self._uids_by_node: dict[str, set[str]] = {}
         self._fence_by_node: dict[str, int] = {}
         self._reserved: set[_Key] = set()
-        self._of_owners: set[_Key] = set()
-        """Those of ``_reserved`` that are held for an object (``is_of_owner``)."""
+        self._owners: dict[_Key, set[str]] = {}
+        """Owners of those of ``_reserved`` that are held for an object (``is_of_owner``)."""
+        self._of_owners: dict[str, set[_Key]] = {}
+        """The same by owner: the uid of the object, or ``held_for``."""
         self._synced = False
         self._repaired = False
 
@@ -434,11 +436,16 @@ class Ledger:
 
     def _index(self, key: _Key, held: _Held) -> None:
         self._reserved.discard(key)
-        self._of_owners.discard(key)
+        for owner in self._owners.pop(key, ()):
+            self._of_owners[owner].discard(key)
+            if not self._of_owners[owner]:
+                del self._of_owners[owner]
         if held.record is not None and held.joined() == "reserved":
             self._reserved.add(key)
             if is_of_owner(held.record):
-                self._of_owners.add(key)
+                self._owners[key] = {owner_of(held.record), held.record.held_for}
+                for owner in self._owners[key]:
+                    self._of_owners.setdefault(owner, set()).add(key)
 
     def _patience_s(self, record: AllocationRecord) -> float:
         lease_s = record.lease_s or self._lease_s
@@ -465,6 +472,7 @@ class Ledger:
         self._uids_by_node.clear()
         self._fence_by_node.clear()
         self._reserved.clear()
+        self._owners.clear()
         self._of_owners.clear()
         self.feed_seq = 0
         self._synced = self._repaired = False
@@ -681,12 +689,8 @@ class Ledger:
 
         ``owner``: the uid of the object, or ``held_for`` of the shares.
         """
-        found = [
-            holding
-            for key in self._of_owners
-            if (holding := self.holding(*key)) is not None
-            and owner in (owner_of(holding.record), holding.record.held_for)
-        ]
+        keys = self._of_owners.get(owner, ())
+        found = [holding for key in keys if (holding := self.holding(*key)) is not None]
         return sorted(found, key=lambda holding: (holding.record.pod_uid, holding.revision))
 
     def plan_restore(
