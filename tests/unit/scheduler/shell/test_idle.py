@@ -36,14 +36,16 @@ class Stored:
         self.clock = clock
         self.sent: list[IdleMessage] = []
         self.peak_mib: Peaks | None = {}
+        self.others: IdleRecord | None = None
+        """Sent instead of silence, after the stored messages."""
 
     async def messages(self) -> AsyncGenerator[IdleMessage | None, None]:
         read = 0
         while True:
             for message in self.sent[read:]:
                 yield message
+            yield self.others if read and self.others is not None else None
             read = len(self.sent)
-            yield None
             await self.clock.sleep(TICK_S)
 
     async def peaks(self, node: str, pod_uid: str, since_s: float) -> Peaks:
@@ -221,6 +223,17 @@ async def test_the_first_rule_that_selects_an_allocation_applies() -> None:
         assert site.outcomes() == [("recall", "done", "")]
         assert site.agent.recalled == ["uid-p"]
         assert site.event()["reason"] == "IdleShareRecalled"
+
+
+async def test_messages_that_keep_coming_do_not_delay_actions() -> None:
+    async with site_with(IdleRule(policy="evict")) as (site, running):
+        record = await site.place(running)
+        message = site.idle(record)
+        await site.pass_s(2)
+        site.stored.others = replace(message, pod_uid="uid-other", change="active")
+        site.idle(await site.place(running, "q", node="n2"))
+        await site.pass_s(20)
+        assert site.world.kube.evictions == ["p", "q"]
 
 
 async def test_recall_without_the_mechanism_is_reported_with_its_reason() -> None:

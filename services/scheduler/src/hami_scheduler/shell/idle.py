@@ -13,6 +13,7 @@ throughout.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
@@ -42,6 +43,8 @@ from hami_scheduler.shell.resize import Ask, Resizer, ResizeRefused
 from hami_scheduler.shell.state import State
 
 MINUTE_S: Final = 60.0
+LOOK_S: Final = 5.0
+"""Longest time between two looks while messages keep coming."""
 EVENT_REASONS: Final = {
     "report": "AllocationIdle",
     "shrink": "IdleShareShrunk",
@@ -125,18 +128,25 @@ class IdlePolicies:
     async def _serve(self) -> None:
         self._periods.clear()
         self._actions.clear()
+        look_s = math.inf  # not before the stored messages are read
         async with aclosing(self._source.messages()) as messages:
             async for message in messages:
+                now_s = self._state.clock.monotonic_s()
                 if message is not None:
                     self._see(message)
-                elif self._state.is_complete:
+                if message is not None and now_s < look_s:
+                    continue
+                look_s = now_s + LOOK_S
+                if self._state.is_complete:
                     await self._look()
         await self._state.clock.sleep(self._settings.tick_s)
 
     def _see(self, message: IdleMessage) -> None:
         key = message.node, message.pod_uid
         if isinstance(message, IdleActionRecord):
-            self._actions[key] = message
+            known = self._actions.get(key)
+            if known is None or known.time_s <= message.time_s:
+                self._actions[key] = message
         elif message.change == "idle":
             self._periods[key] = message
         else:
