@@ -4,7 +4,7 @@
 import pytest
 
 from hami_common.errors import SettingsInvalid
-from hami_core.replay.canary import Group, Window, packing_of
+from hami_core.replay.canary import Group, Window, memory_of
 from hami_core.replay.policies import Canary, Objective, parse
 from hami_core.table.table import DeviceTable
 from tests.support.builders import devices, held, share
@@ -101,9 +101,9 @@ def test_packing_is_that_of_the_named_devices() -> None:
     table = DeviceTable()
     table.upsert_node(devices("a", 2, memory_mib=1000))
     table.book("a", (held(share("a-nvidia-0", 800)),))
-    assert packing_of(table, [("a", "a-nvidia-0")]) == 80.0
-    assert packing_of(table, [("a", "a-nvidia-0"), ("a", "a-nvidia-1")]) == 40.0
-    assert packing_of(table, [("b", "x"), ("a", "x")]) is None
+    assert memory_of(table, "a", ["a-nvidia-0"]) == (800, 1000)
+    assert memory_of(table, "a", ["a-nvidia-0", "a-nvidia-1"]) == (800, 2000)
+    assert memory_of(table, "b", ["x"]) == memory_of(table, "a", ["x"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("less", "more"), [(1, 2), (10, 50), (49, 99)])

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from hami_common.bus import subjects
@@ -15,6 +17,7 @@ from hami_common.events import codec
 from hami_common.events.policy import RollbackRecord
 from hami_common.runtime.httpd import Request, Response
 from hami_core.replay.rerun import rerun
+from hami_scheduler.shell import policies
 from hamictl import traces
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
@@ -171,6 +174,34 @@ async def test_an_objective_that_is_met_changes_nothing(file: Path) -> None:
         assert shown["state"] == "running"
         assert (shown["verdict"]["is_decidable"], shown["verdict"]["missed"]) == (True, "")
     assert rollbacks(world) == []
+
+
+async def test_other_tasks_run_while_the_packing_is_read(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "NODES_AT_ONCE", 1)
+    world = await world_of()
+    turns: list[bool] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(True)
+            await anyio.lowlevel.checkpoint()
+
+    async with running(world, file) as s:
+        for name, namespace in (("a", "team-a"), ("b", "team-b")):
+            made = builders.pod(name, namespace=namespace, mem_mib=4000)
+            world.add_pod(made)
+            await quiet()
+            assert await s.bind(made, "n1") == ""
+            await quiet()
+        async with anyio.create_task_group() as group:
+            group.start_soon(other)
+            await s.scheduler.policies.judge()
+            group.cancel_scope.cancel()
+        verdict = (await view(s))["canary"]["verdict"]
+    assert len(turns) >= len(NODES)
+    assert (verdict["canary"]["packing_pct"], verdict["control"]["packing_pct"]) == (25.0, 25.0)
 
 
 async def test_refusals_of_pods_with_their_own_policy_or_by_gangs_do_not_count(file: Path) -> None:

@@ -180,17 +180,14 @@ def _missed(one: Objective, canary: GroupFigures, control: GroupFigures) -> str:
     return ""
 
 
-def packing_of(table: DeviceTable, devices: Iterable[tuple[str, str]]) -> float | None:
-    """Return booked memory in percent of the memory of some devices (node, UUID).
-
-    ``None`` if none of them is in the table.
-    """
+def memory_of(table: DeviceTable, node: str, uuids: Iterable[str]) -> tuple[int, int]:
+    """Return booked memory and memory of those devices of a node that are in the table, in MiB."""
     booked = capacity = 0
-    for node, uuid in devices:
-        place = table.place(node)
+    place = table.place(node)
+    for uuid in uuids:
         row = None if place is None else place.rows.get(uuid)
         if place is None or row is None:
             continue
         booked += int(place.block.used_mib[row, place.column])
         capacity += int(place.block.capacity_mib[row, place.column])
-    return 100 * booked / capacity if capacity else None
+    return booked, capacity

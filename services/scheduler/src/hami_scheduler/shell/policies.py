@@ -9,10 +9,12 @@ it. Policies of pods' own annotations are not changed here. Seconds throughout.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
+import anyio.lowlevel
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
@@ -27,13 +29,15 @@ from hami_common.model.waiting import class_of
 from hami_common.ports import Bucket, Entry, Expect, Reset, Synced
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation
-from hami_core.replay.canary import CanaryVerdict, Group, Window, packing_of
+from hami_core.replay.canary import CanaryVerdict, Group, Window, memory_of
 from hami_core.replay.policies import Canary, PoliciesFile, parse
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.metrics import PolicyMetrics
 from hami_scheduler.shell.state import State
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
+NODES_AT_ONCE: Final = 64
+"""Nodes whose packing is read between two points where other tasks may run."""
 
 _log = logging.getLogger(__name__)
 
@@ -243,10 +247,13 @@ class PolicyKeeper:
         canary = self._canary
         if canary is None or not self._is_running:
             return
+        digest = self._digest
+        packings = await self._packings(canary)
+        if self._digest != digest or digest in self._rollbacks:
+            return  # it changed meanwhile
         now_s = self._state.clock.now_s()
-        for group in ("canary", "control"):
-            devices = set(self._devices_of(canary, group))
-            self._window.packed(group, packing_of(self._state.table, devices), now_s=now_s)
+        for group, packing_pct in packings.items():
+            self._window.packed(group, packing_pct, now_s=now_s)
         self._verdict = verdict = self._window.verdict(canary, now_s=now_s)
         if not verdict.missed:
             return
@@ -268,13 +275,25 @@ class PolicyKeeper:
             )
         self._rolled_back(record)
 
-    def _devices_of(self, canary: Canary, group: Group) -> Iterator[tuple[str, str]]:
-        for holding in self._state.ledger.holdings():
-            record = holding.record
-            if canary.covers(record.namespace) == (group == "canary"):
-                for container in record.containers:
-                    for share in container.shares:
-                        yield record.node, share.uuid
+    async def _packings(self, canary: Canary) -> dict[Group, float | None]:
+        """Return the packing of the devices on which each group has shares."""
+        covers = lru_cache(maxsize=None)(canary.covers)
+        sums: dict[Group, tuple[int, int]] = {"canary": (0, 0), "control": (0, 0)}
+        for number, node in enumerate(self._state.table.nodes()):
+            if not number % NODES_AT_ONCE:
+                await anyio.lowlevel.checkpoint()
+            uuids: dict[Group, set[str]] = {"canary": set(), "control": set()}
+            for holding in self._state.ledger.holdings_of_node(node):
+                mine = uuids["canary" if covers(holding.record.namespace) else "control"]
+                for container in holding.record.containers:
+                    mine.update(share.uuid for share in container.shares)
+            for group, some in uuids.items():
+                booked, capacity = memory_of(self._state.table, node, some)
+                sums[group] = sums[group][0] + booked, sums[group][1] + capacity
+        return {
+            group: 100 * booked / capacity if capacity else None
+            for group, (booked, capacity) in sums.items()
+        }
 
     async def _store(self, record: RollbackRecord) -> bool:
         """Write the rollback; return whether this replica was the first."""
