@@ -242,6 +242,18 @@ async def test_an_invalid_file_leaves_the_last_valid_one_in_force(file: Path) ->
         assert s.scheduler.policies.policy_for("team-b").node == "binpack"
 
 
+async def test_a_file_that_was_unreadable_for_a_while_is_valid_again(file: Path) -> None:
+    world = await world_of()
+    async with running(world, file) as s:
+        file.unlink()
+        s.scheduler.policies.reload()
+        assert "No such file" in (await view(s))["problem"]
+        file.write_text(POLICIES, encoding="utf-8")
+        s.scheduler.policies.reload()
+        assert (await view(s))["problem"] == ""
+        assert s.value("hami_scheduler_policies_file_valid") == 1
+
+
 async def test_a_wrong_file_ends_the_start(file: Path) -> None:
     file.write_text("[policies]\n", encoding="utf-8")
     with pytest.raises(SettingsInvalid, match="has 0 policies"):

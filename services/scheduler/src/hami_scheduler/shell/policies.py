@@ -110,7 +110,8 @@ class PolicyKeeper:
         self._metrics = PolicyMetrics(registry)
         self._writer = writer
         self._ids = ids
-        self._content = b""
+        self._content: bytes | None = None
+        """Content that was read last; ``None`` if it could not be read."""
         self._file: PoliciesFile | None = None
         self._digest = ""
         self._rollbacks: dict[str, RollbackRecord] = {}
@@ -122,8 +123,8 @@ class PolicyKeeper:
         self.changed: Callable[[], None] = _nothing
         """Called when the default policy may have changed."""
         if settings.policies_file:
-            self._content = self._read()
-            self._take(self._parsed(self._content))
+            self._content = content = self._read()
+            self._take(self._parsed(content))
         self._show()
 
     # --- policies --------------------------------------------------------------------------------
@@ -167,13 +168,14 @@ class PolicyKeeper:
 
     def reload(self) -> None:
         """Apply the present file; report an invalid one once."""
+        content: bytes | None = None
         try:
             content = self._read()
             if content == self._content:
                 return
-            self._content = content
             file = self._parsed(content)
         except SettingsInvalid as error:
+            self._content = content
             if str(error) != self.problem:
                 self.problem = str(error)
                 _log.error(
@@ -181,6 +183,7 @@ class PolicyKeeper:
                 )
             self._show()
             return
+        self._content = content
         self.problem = ""
         self._take(file)
         self._show()
