@@ -310,3 +310,16 @@ async def test_loop_moves_pods_within_its_budget_of_evictions() -> None:
         await world.advance(10 * STEP_S, *names)
         assert held(world) == []
         world.check_settled(*[builders.devices(name, memory_mib=10_000) for name in names])
+
+
+async def test_loop_forgets_a_pod_that_is_deleted_meanwhile() -> None:
+    world = await fragmented()
+    big = pod("big", 8000, owner="")
+    async with world.scheduler(defrag=DefragSettings(enabled=True, wait_s=30.0)) as s:
+        world.add_pod(big)
+        await quiet()
+        while not held(world):
+            await world.advance(STEP_S, *NODES)
+        world.kube.remove(f"{PODS}/big")
+        await world.advance(10 * STEP_S, *NODES)
+        assert s.scheduler.defrag._begun_s == {}  # noqa: SLF001 - a leak shows nowhere else

@@ -437,8 +437,9 @@ class Defrag:
     async def _round(self) -> None:
         """Execute one step for one pod."""
         now_s = self._clock.monotonic_s()
-        for uid in [uid for uid in self._not_before_s if self._state.pods.get(uid) is None]:
-            del self._not_before_s[uid]
+        for times in (self._begun_s, self._not_before_s):
+            for uid in [uid for uid in times if self._state.pods.get(uid) is None]:
+                del times[uid]
         pod = self._next(now_s)
         if pod is None:
             return
