@@ -100,17 +100,24 @@ def expansion(document: Document) -> Document:
 
 BY_RESOURCE = pod(container(sku__s_8g="1", requests=True))
 BY_ANNOTATION = pod(container(), annotations={keys.SKU: "s-8g"})
+WITHOUT_REQUESTS = pod(
+    {
+        "name": "main",
+        "image": "app",
+        "resources": {"limits": {"sku.hami.io/s-8g": 1}, "requests": None},
+    }
+)
 BY_BOTH = pod(container("side"), container(sku__s_8g="1"), annotations={keys.SKU: "s-8g"})
 
 
-@pytest.mark.parametrize("asking", [BY_RESOURCE, BY_ANNOTATION, BY_BOTH])
+@pytest.mark.parametrize("asking", [BY_RESOURCE, BY_ANNOTATION, BY_BOTH, WITHOUT_REQUESTS])
 def test_sku_becomes_neutral_resources_and_alternatives(asking: Document) -> None:
     made = admitted(asking)
     assert made["spec"]["schedulerName"] == "hami-scheduler"
     assert made["metadata"]["annotations"][keys.SKU] == "s-8g"
     main = next(one for one in made["spec"]["containers"] if one["name"] == "main")
     assert main["resources"]["limits"] == NEUTRAL
-    assert main["resources"].get("requests", NEUTRAL) == NEUTRAL
+    assert (main["resources"].get("requests") or NEUTRAL) == NEUTRAL
     assert expansion(made) == {
         "sku": "s-8g@3",
         "class": "spot",

@@ -329,9 +329,8 @@ def _replaced(resources: Document, limits: Mapping[str, str]) -> Document:
         if resources.get(group) or group == "limits":
             changed[group] = _kept(resources.get(group))
     changed["limits"] = {**changed["limits"], **limits}
-    if "requests" in changed and (
-        _has_sku(resources.get("requests")) or not NAMES.isdisjoint(changed["requests"])
-    ):
+    requests = resources.get("requests") or {}
+    if _has_sku(requests) or not NAMES.isdisjoint(requests):
         changed["requests"] = {**changed["requests"], **limits}
     return changed
 
