@@ -117,6 +117,12 @@ def verified_claims(jwt: str, *, issuer_kind: Kind) -> dict[str, Any]:
     return claims
 
 
+def check_public(text: str, *, kind: Kind) -> None:
+    """Raise ``WireInvalid`` unless ``text`` is a public key of the given kind."""
+    if _raw(text, size=_PUBLIC_BYTES, what="public nkey")[0] != _PREFIX[kind]:
+        raise WireInvalid(what="public nkey", problem=f"is no key of the kind {kind}")
+
+
 def _text(raw: bytes) -> str:
     raw += binascii.crc_hqx(raw, 0).to_bytes(2, "little")
     return base64.b32encode(raw).decode().rstrip("=")

@@ -16,8 +16,10 @@ there: the keys that verify allocations, and the certificates of the CA.
 """
 
 import base64
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -27,9 +29,9 @@ from msgspec import Struct
 
 from hami_common import namespaces
 from hami_common.bus import grants, subjects
-from hami_common.bus.nkeys import NKey
+from hami_common.bus.nkeys import NKey, check_public
 from hami_common.certificates import KeyPair, ends, issue, new_authority, serves
-from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
+from hami_common.errors import Conflict, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
@@ -145,7 +147,8 @@ class Installation(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--leaves",
-    default=None,
+    # click takes an empty variable for an absent one; here it means a hub without regions yet.
+    default=partial(os.environ.get, "HAMICTL_LEAVES"),
     envvar="HAMICTL_LEAVES",
     metavar="REGION=KEY,...",
     help="This is a hub: public keys of the regions' logins; may be empty.",
@@ -217,11 +220,13 @@ def _leaves(text: str) -> dict[str, str]:
     """Read ``REGION=KEY,...``."""
     found = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
-        name, separator, key = part.partition("=")
-        if not separator or not key.startswith("U"):
+        name, _, key = part.partition("=")
+        try:
+            check_public(key, kind="user")
+            found[subjects.region(name)] = key
+        except WireInvalid as error:
             problem = f"--leaves: {part!r} is not REGION=KEY with the public key of the region"
-            raise InputRefused(problem)
-        found[subjects.region(name)] = key
+            raise InputRefused(f"{problem}: {error}") from error
     return found
 
 
