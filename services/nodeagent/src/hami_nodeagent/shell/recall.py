@@ -17,7 +17,6 @@ from typing import get_args
 import anyio
 import anyio.to_thread
 
-from hami_common.bounds import LIST_MOST
 from hami_common.errors import HamiError, NotFound
 from hami_common.events.usage import RecallUse
 from hami_common.ports import KubeApi
@@ -38,6 +37,7 @@ from hami_nodeagent.core.recall import (
     ReportKind,
     SetGate,
 )
+from hami_nodeagent.core.recalluse import RecallUses
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.protocol import DeviceUsage
 from hami_nodeagent.shell.doorbell import Doorbells
@@ -119,8 +119,7 @@ class RecallWatch:
         self._usages: Sequence[DeviceUsage] = ()
         self._memory_read_s = 0.0
         self._told_s: dict[tuple[ContainerKey, str], float] = {}
-        self._uses: dict[tuple[ContainerKey, ContainerKey | None], RecallUse] = {}
-        """Moves since the start of the agent, by moved and waiting container."""
+        self._uses = RecallUses()
         self._holder_by_key: dict[ContainerKey, Holder] = {}
         self._to_evict: set[ContainerKey] = set()
         self._has_run = False
@@ -293,23 +292,11 @@ class RecallWatch:
         cause = self._holder_by_key.get(event.wanted_by) if event.wanted_by is not None else None
         if moved is None:
             return
-        known = self._uses.get((event.key, event.wanted_by))
-        self._uses[event.key, event.wanted_by] = RecallUse(
-            namespace=moved.namespace,
-            pod=moved.pod,
-            pod_uid=moved.pod_uid,
-            container=moved.container,
-            for_namespace=cause.namespace if cause is not None else "",
-            for_pod=cause.pod if cause is not None else "",
-            for_pod_uid=cause.pod_uid if cause is not None else "",
-            for_container=cause.container if cause is not None else "",
-            moves=(known.moves if known is not None else 0) + 1,
-            moved_mib=(known.moved_mib if known is not None else 0) + event.moved_mib,
-        )
+        self._uses.moved(moved, cause, moved_mib=event.moved_mib)
 
     def uses(self) -> tuple[RecallUse, ...]:
         """Return the moves of the present containers since the start of the agent."""
-        return tuple(self._uses.values())[-LIST_MOST:]
+        return self._uses.all()
 
     # Reports to the API server, which nothing waits for
 
@@ -352,7 +339,7 @@ class RecallWatch:
         keys = {one.key for one in shown}
         self._told_s = {what: at for what, at in self._told_s.items() if what[0] in keys}
         self._to_evict &= keys
-        self._uses = {pair: use for pair, use in self._uses.items() if pair[0] in keys}
+        self._uses.keep(keys)
 
     async def _evict(self) -> None:
         """Request the evictions that were not accepted yet."""
