@@ -338,6 +338,22 @@ async def test_memory_without_an_allocation_is_foreign_use_of_undivided_devices(
     assert picture.foreign_mib("nvidia-0") == mib, "the driver names no processes any more"
 
 
+async def test_foreign_use_ends_when_a_device_gets_a_mode_in_which_it_is_not_measured(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    picture = desk.site.picture
+    process(desk.directory / "proc", PID, "0::/system.slice/other.service")
+    desk.driver.shows(700, PID)
+    await desk.look(1)
+    assert picture.foreign_mib("nvidia-0") > 0
+    canonical = picture.canonical_by_vendor["nvidia"]
+    divided = tuple(replace(one, mode="mig") for one in canonical.devices)
+    picture.set_canonical(replace(canonical, devices=divided))
+    await desk.look(1)
+    assert picture.foreign_mib("nvidia-0") == 0
+
+
 async def test_breach_is_an_event_a_message_and_a_series(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     pod = desk.run_pod()

@@ -174,7 +174,9 @@ class UsageWatch:
             uuid: foreign_mib([one for one in holders if one.uuid == uuid], processes, breach)
             for uuid, processes in self._in_modes(processes_by_uuid, _UNDIVIDED_MODES).items()
         }
-        self._foreign.look(found, self._picture.view.devices_by_uuid)
+        devices = self._picture.view.devices_by_uuid
+        measured = {uuid for uuid, one in devices.items() if one.mode in _UNDIVIDED_MODES}
+        self._foreign.look(found, measured)
         self._picture.set_foreign(self._foreign.reported)
 
     async def rows(self) -> tuple[Row, ...]:
