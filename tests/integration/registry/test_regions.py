@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus, NatsBucket, NatsPublisher
-from hami_registry.core.projection import Projection
 from hami_registry.shell import regions
 from tests.support.hub import Fleet, run_fleet
 from tests.support.registry import report, run_registry, send
@@ -226,9 +226,7 @@ async def test_old_released_allocations_are_removed_from_the_copies(world: World
     """Sources copy no purges: without this the copies would grow with each pod that ever ran."""
     old = await world.allocate("east", "old", op="release", age_s=90_000)
     young = await world.allocate("east", "young", op="release", age_s=80_000)
-    projection = Projection(liveness_s=0.0)
-    for record in (old, young):
-        projection.record_seen(_key(record), 1, record)
+    forgotten: list[str] = []
     name = subjects.region_bucket("east", subjects.ALLOC_BUCKET)
     async with world.fleet.hub.login("regions") as bus, anyio.create_task_group() as group:
         copy = NatsBucket(bus, name)
@@ -236,11 +234,22 @@ async def test_old_released_allocations_are_removed_from_the_copies(world: World
             while await copy.get(_key(young)) is None:
                 await anyio.sleep(0.02)
         assert await copy.get(_key(old)) is not None
-        group.start_soon(regions.sweep, bus, [name], projection, SystemClock())
+        states = subjects.region_bucket("east", subjects.STATE_BUCKET)
+        group.start_soon(
+            partial(
+                regions.sweep,
+                bus,
+                SystemClock(),
+                ledger=name,
+                states=states,
+                forget=forgotten.append,
+            )
+        )
         with anyio.fail_after(RIGHT_S):
             while await copy.get(_key(old)) is not None:
                 await anyio.sleep(0.02)
         assert await copy.get(_key(young)) is not None
+        assert forgotten == [_key(old)]
         group.cancel_scope.cancel()
 
 

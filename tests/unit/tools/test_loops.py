@@ -27,6 +27,7 @@ EXEMPT = {
     "hami_registry.shell.regions.Regions._follow": "skips what does not decode",
     "hami_registry.shell.regions.Regions._held": "events that were encoded before",
     "hami_registry.shell.regions.sweep": "keys of our own; the sweep is repeated",
+    "hami_registry.shell.regions.released": "skips what does not decode",
     "hami_scheduler.shell.pastevents.stored_events": "collects; Event.record, as below",
     "hami_scheduler.shell.policies.PolicyKeeper.follow_rollbacks": "leaves out what does not"
     " decode",

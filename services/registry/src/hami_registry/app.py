@@ -284,7 +284,6 @@ async def _serve_regions(
             regions.copy_region(
                 bus,
                 settings,
-                projection=parts.views.projection,
                 clock=context.clock,
                 group=group,
                 supervisor=parts.supervisor,

@@ -337,15 +337,11 @@ class Projection:
         known = (self._allocations[key].record for key in self._live.get(node, ()))
         return [record for record in known if record is not None]
 
-    def released_keys(self, *, before_s: float) -> list[str]:
-        """Return the keys of allocations that were released before a time."""
-        return [
-            key
-            for key, known in self._allocations.items()
-            if known.record is not None
-            and known.record.op == "release"
-            and known.record.time_s < before_s
-        ]
+    def forget(self, key: str) -> None:
+        """Drop an allocation, if it is released."""
+        known = self._allocations.get(key)
+        if known is not None and known.record is not None and known.record.op == "release":
+            del self._allocations[key]
 
     def node_names(self) -> list[str]:
         """Return the nodes that ever reported a device, sorted."""

@@ -6,7 +6,7 @@ content of each region, also while the region or the link to it is unavailable. 
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from hami_common.errors import HamiError, NotFound, RequestInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
-from hami_common.ports import Clock, Entry, Reset
+from hami_common.ports import Bucket, Clock, Entry, Reset, Synced
 from hami_common.runtime.httpd import Request, Response, StreamedResponse, json_response
 from hami_common.runtime.natsio import Bus, BusLimits, NatsBucket, NatsLogin, connect, regions
 from hami_common.runtime.natsio.history import Bounds, History
@@ -40,8 +40,6 @@ SWEEP_S: Final = 3600.0
 RELEASED_S: Final = 86_400.0
 """Released allocations are removed from copies after this time."""
 _LOST: Final = regions.CopyStatus(lag=0, age_s=None, events=0)
-
-_OF_PODS: Final = (subjects.ALLOC_BUCKET, subjects.STATE_BUCKET)
 
 _log = logging.getLogger(__name__)
 
@@ -219,8 +217,14 @@ class Regions:
                 group.start_soon(keep, f"{bucket} of region {region.name}", following)
             looking = partial(self._look, bus, region)
             group.start_soon(keep, f"state of region {region.name}", looking)
-            names = [subjects.region_bucket(region.name, bucket) for bucket in _OF_PODS]
-            sweeping = partial(sweep, bus, names, region.projection, self._clock)
+            sweeping = partial(
+                sweep,
+                bus,
+                self._clock,
+                ledger=subjects.region_bucket(region.name, subjects.ALLOC_BUCKET),
+                states=subjects.region_bucket(region.name, subjects.STATE_BUCKET),
+                forget=region.projection.forget,
+            )
             group.start_soon(keep, f"old records of region {region.name}", sweeping)
 
     def close(self) -> None:
@@ -349,23 +353,54 @@ class Regions:
                     yield chunk
 
 
-async def sweep(bus: Bus, copies: Collection[str], projection: Projection, clock: Clock) -> None:
-    """Remove allocations from copies of buckets a day after their release, indefinitely."""
-    removed: set[str] = set()
+async def sweep(
+    bus: Bus,
+    clock: Clock,
+    *,
+    ledger: str,
+    states: str,
+    forget: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Remove allocations from copies of buckets a day after their release, indefinitely.
+
+    The copy itself names them: the ledger forgets releases earlier, while this replica may be down.
+    ``forget`` is called with each key.
+    """
     while True:
-        old = projection.released_keys(before_s=clock.now_s() - RELEASED_S)
-        for key in set(old) - removed:
-            for name in copies:
-                await regions.purge(bus, name, key)
-        removed = set(old)
+        before_s = clock.now_s() - RELEASED_S
+        old = await released(NatsBucket(bus, ledger), before_s=before_s)
+        for key, revision in old.items():
+            await regions.purge(bus, states, key)
+            await regions.purge(bus, ledger, key, revision=revision)
+            forget(key)
         await anyio.sleep(SWEEP_S)
+
+
+async def released(copy: Bucket, *, before_s: float) -> dict[str, int]:
+    """Return the allocations that were released before a time, with their revisions."""
+    found: dict[str, int] = {}
+    async with copy.watch() as items:
+        async for item in items:
+            if isinstance(item, Synced):
+                break
+            if isinstance(item, Reset):
+                found.clear()
+                continue
+            subject = subjects.kv_subject(subjects.ALLOC_BUCKET, item.key)
+            try:
+                record = codec.decode_on(subject, item.value, AllocationRecord)
+            except WireInvalid:
+                continue  # reported by the reader of the copy
+            found.pop(item.key, None)
+            if record.op == "release" and record.time_s < before_s:
+                found[item.key] = item.revision
+    return found
 
 
 def copy_region(
     bus: Bus,
     settings: Settings,
     *,
-    projection: Projection,
     clock: Clock,
     group: TaskGroup,
     supervisor: Supervisor,
@@ -376,7 +411,9 @@ def copy_region(
         regions.keep_copies, bus, regions.outbox(limits), timeout_s=settings.start_timeout_s
     )
     group.start_soon(supervisor.keep, "copies for the hub", keeping)
-    sweeping = partial(sweep, bus, _OF_PODS, projection, clock)
+    sweeping = partial(
+        sweep, bus, clock, ledger=subjects.ALLOC_BUCKET, states=subjects.STATE_BUCKET
+    )
     group.start_soon(supervisor.keep, "old records for the hub", sweeping)
 
 

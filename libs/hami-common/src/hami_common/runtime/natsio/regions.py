@@ -133,7 +133,9 @@ async def status(bus: Bus, region: str) -> CopyStatus:
     )
 
 
-async def purge(bus: Bus, bucket: str, key: str) -> None:
-    """Remove the values of a key from a copy."""
-    request = {"filter": subjects.kv_subject(bucket, key)}
+async def purge(bus: Bus, bucket: str, key: str, *, revision: int = 0) -> None:
+    """Remove the values of a key from a copy, 0: all, else those up to a revision."""
+    request: dict[str, Any] = {"filter": subjects.kv_subject(bucket, key)}
+    if revision:
+        request["seq"] = revision + 1
     await api(bus, f"STREAM.PURGE.{subjects.stream_of(bucket)}", request)
