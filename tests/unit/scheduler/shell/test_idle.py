@@ -61,6 +61,8 @@ class Agent:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.core_pct = 0
+        self.pods: tuple[str, ...] = ("p", "q")
+        """Pods whose shares it lists."""
         self.used_mib = 900
         self.limit_mib: int | None = None
         self.recall = RecallAnswer(node="n1")
@@ -72,21 +74,24 @@ class Agent:
             question = codec.decode(data, RecallQuestion, what="question")
             self.recalled.append(question.pod_uid)
             return codec.encode(self.recall)
-        share = ShareNow(
-            namespace="default",
-            pod="p",
-            pod_uid="uid-p",
-            container="main",
-            vendor="nvidia",
-            uuid=f"GPU-{node}-0",
-            memory_mib=6000,
-            core_pct=10,
-            used_mib=self.used_mib,
-            used_core_pct=self.core_pct,
-            file_mib=self.limit_mib,
-            file_core_pct=10,
+        shares = tuple(
+            ShareNow(
+                namespace="default",
+                pod=name,
+                pod_uid=f"uid-{name}",
+                container="main",
+                vendor="nvidia",
+                uuid=f"GPU-{node}-0",
+                memory_mib=6000,
+                core_pct=10,
+                used_mib=self.used_mib,
+                used_core_pct=self.core_pct,
+                file_mib=self.limit_mib,
+                file_core_pct=10,
+            )
+            for name in self.pods
         )
-        usage = UsageAnswer(node=node, time_s=self.clock.now_s(), shares=(share,))
+        usage = UsageAnswer(node=node, time_s=self.clock.now_s(), shares=shares)
         return codec.encode(usage)
 
 
@@ -296,6 +301,7 @@ async def test_a_restart_and_another_replica_repeat_nothing() -> None:
         ("budget", "eviction-refused"),
         ("min-runtime", "min-runtime"),
         ("works", "active"),
+        ("unlisted", "unmeasured"),
         ("gang", "gang-active"),
     ],
 )
@@ -313,6 +319,8 @@ async def test_refused_evictions_have_a_reason_and_are_tried_again(change: str, 
             site.world.kube.kept = {"p"}
         if change == "works":
             site.agent.core_pct = 40
+        if change == "unlisted":
+            site.agent.pods = ()
         site.idle(record)
         await site.pass_s(30)
         assert site.outcomes() == [("evict", "refused", code)]

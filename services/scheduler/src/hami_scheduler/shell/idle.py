@@ -14,7 +14,6 @@ throughout.
 
 import logging
 import math
-from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Final, NamedTuple
@@ -367,21 +366,24 @@ class IdlePolicies:
             ]
             if at_work:
                 return _Result(f"member {at_work[0]} of its gang is not idle", code="gang-active")
-        if any(share.used_core_pct for share in await self._shares_now(record)):
+        shares = await self._shares_now(record)
+        if not shares:
+            return _Result("its agent lists no share of it", code="unmeasured")
+        if any(share.used_core_pct for share in shares):
             return _Result("it works again", code="active")
         problem = await self._effects.evictions.evict(pod)
         if problem:
             return _Result(problem, code="eviction-refused")
         return _Result("evicted")
 
-    async def _shares_now(self, record: AllocationRecord) -> Iterator[ShareNow]:
+    async def _shares_now(self, record: AllocationRecord) -> list[ShareNow]:
         """Return the present use of the allocation; ``Unavailable`` if the agent is silent."""
         subject = subjects.ask(record.node, "usage")
         try:
             usage = codec.decode_on(subject, await self._ask(subject), UsageAnswer)
         except WireInvalid as error:
             raise Unavailable(peer=f"agent of node {record.node}", detail=str(error)) from error
-        return (share for share in usage.shares if share.pod_uid == record.pod_uid)
+        return [share for share in usage.shares if share.pod_uid == record.pod_uid]
 
 
 def _require_usable(settings: Settings) -> None:
