@@ -28,7 +28,7 @@ from hami_common.runtime.natsio.history import Event, History
 from hami_common.units import whole
 
 WORDS: Final = tuple(family.word for family in FAMILIES)
-_WITHOUT_NAMESPACE: Final = frozenset({"device", "usage"})
+_WITHOUT_NAMESPACE: Final = frozenset({"device", "policy", "usage"})
 """Families whose events belong to no namespace."""
 KEEP_ALIVE_S: Final = 15.0
 """Time without an event after which a comment is sent."""
