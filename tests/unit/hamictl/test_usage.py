@@ -275,6 +275,13 @@ def test_opencost_gets_the_documented_message(asked: Asked) -> None:
     assert len({first["id"], second["id"]}) == 2
 
 
+def test_opencost_gets_a_window_without_any_use(asked: Asked) -> None:
+    asked.answer = {**answer(), "items": []}
+    document = json.loads(run("usage", "-o", "opencost").stdout)
+    assert fits(document, "CustomCostResponse")
+    assert (document["costs"], document["end"]) == ([], "2027-01-16T08:00:00.000Z")
+
+
 def test_opencost_gets_no_costs_without_prices(asked: Asked) -> None:
     asked.answer = answer(currency="")
     result = CliRunner().invoke(main, ["usage", "-o", "opencost"])

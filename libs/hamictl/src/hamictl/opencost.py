@@ -18,7 +18,12 @@ HOUR_S: Final = 3600.0
 
 
 def response_of(
-    answer: client.Consumption, rows: list[Mapping[str, object]], *, problems: list[str]
+    answer: client.Consumption,
+    rows: list[Mapping[str, object]],
+    *,
+    start: str,
+    end: str,
+    problems: list[str],
 ) -> dict[str, Any]:
     """Return the response; ``rows`` are those of ``answer`` with columns of FOCUS."""
     return {
@@ -27,8 +32,8 @@ def response_of(
         "domain": DOMAIN,
         "version": VERSION,
         "currency": answer.currency,
-        "start": rows[0]["ChargePeriodStart"] if rows else "",
-        "end": rows[0]["ChargePeriodEnd"] if rows else "",
+        "start": start,
+        "end": end,
         "costs": [_cost(answer, one, row) for one, row in zip(answer.items, rows, strict=True)],
         "errors": problems,
     }

@@ -233,7 +233,13 @@ def _opencost(answer: client.Consumption, problems: list[str]) -> Mapping[str, o
         message = "-o opencost needs prices: set them in the registry, see docs/usage.md"
         raise InputRefused(message)
     rows = [focus_row(answer, row) for row in answer.items]
-    return opencost.response_of(answer, rows, problems=problems)
+    return opencost.response_of(
+        answer,
+        rows,
+        start=_rfc3339(answer.from_s),
+        end=_rfc3339(answer.to_s),
+        problems=problems,
+    )
 
 
 def focus_row(answer: client.Consumption, row: client.ConsumptionRow) -> Mapping[str, object]:
