@@ -205,9 +205,10 @@ def page_tables() -> str:
     ]
     for family in FAMILIES:
         address = family.address.replace("{", "<").replace("}", ">")
-        types = f"`io.hami.{family.word}.{{{','.join(family.kinds)}}}.v{family.version}`"
-        if len(family.kinds) == 1:
-            types = f"`{family.types[0]}`"
+        types = f"`{family.types[0]}`"
+        if len(family.kinds) > 1:
+            noun = family.noun or family.word
+            types = f"`io.hami.{noun}.{{{','.join(family.kinds)}}}.v{family.version}`"
         schema = f"[{family.payload.__name__}](schemas/{family.schema_name}.json)"
         lines.append(f"| `{address}` | {types} | {schema} | {family.producer} |")
     lines += ["", "| token | |", "| --- | --- |"]

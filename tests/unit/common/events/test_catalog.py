@@ -210,3 +210,13 @@ def test_messages_of_the_document_match_the_sent_ones(family: EventFamily) -> No
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(headers | {name: 1}, message["headers"])
     assert set(family.tokens) <= TOKENS.keys()
+
+
+def test_page_names_the_types_that_are_published() -> None:
+    table = gen_events.page_tables()
+    for family in FAMILIES:
+        row = next(row for row in table.splitlines() if f"/{family.schema_name}.json" in row)
+        stem, _, rest = row.split("`")[3].partition("{")
+        kinds, _, end = rest.partition("}")
+        types = [f"{stem}{kind}{end}" for kind in kinds.split(",")] if kinds else [stem]
+        assert types == list(family.types)

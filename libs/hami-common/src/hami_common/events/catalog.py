@@ -159,7 +159,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         kinds=IDLE_CHANGES,
         producer="registry",
         tells="An allocation did no work on its devices for `idle_after_s` (30 minutes), or works"
-        " again. One message of each per idle period, whatever restarts or is delivered twice.",
+        " again. Each idle period has one message of each, also after restarts.",
     ),
     EventFamily(
         word="idleaction",
