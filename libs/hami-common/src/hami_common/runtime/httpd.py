@@ -104,8 +104,8 @@ class Request:
         self.caller = remote
         """Key for limits per caller: behind a gate the user, else the peer's address."""
         self.sees_everything: Callable[[], Awaitable[bool]] = _everybody
-        """Returns whether the caller may read the nodes and the pods of all namespaces; without a
-        gate every caller may.
+        """Returns whether the caller may read the devices and allocations of all namespaces;
+        without a gate every caller may.
         """
 
 

@@ -156,9 +156,9 @@ OPERATIONS: tuple[Operation, ...] = (
         name="explain",
         text=(
             "Why a pod is where it is, or is nowhere. Holders of devices in other namespaces are "
-            "named only to callers who may read nodes and the pods of all namespaces. With at: the "
-            "scheduler computes all nodes and devices of that time from stored events, with the "
-            "recorded request, and compares them with the record."
+            "named only to callers who may read the devices and allocations of all namespaces. "
+            "With at: the scheduler computes all nodes and devices of that time from stored "
+            "events, with the recorded request, and compares them with the record."
         ),
         answer=ExplainView,
         parameters=(

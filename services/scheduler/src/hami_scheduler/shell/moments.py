@@ -31,7 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
         text="All nodes and devices at the time of a recorded filter of the pod, computed again "
         "from stored events with the recorded request, and compared with the record. Quotas, "
         "gangs and preemption are not evaluated. Holders in other namespaces are named only to "
-        "callers who may read nodes and the pods of all namespaces.",
+        "callers who may read the devices and allocations of all namespaces.",
         answer=Moment,
         parameters=(
             Parameter(name="namespace", place="path", text="Namespace of the pod."),

@@ -3,7 +3,7 @@
 
 Computed as ``hamictl explain`` computes it: on a snapshot, in a thread, one question at a time;
 others wait for their turn. The pod's constraints on nodes, and the pods that could be moved, are
-read from the API server. A caller who may not read the pods of all namespaces gets ways that move
+read from the API server. A caller who may not read all devices and allocations gets ways that move
 or wait for pods of other namespaces without their names. Seconds throughout.
 """
 

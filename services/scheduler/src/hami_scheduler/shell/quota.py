@@ -125,7 +125,7 @@ class QueueAnswer(Struct, frozen=True, kw_only=True):
     """Reason why the file's present content is not in effect."""
     waiting: list[WaitingRow] = []
     """Pods that wait, by queue and position: of the namespace; without one, all, for callers who
-    may read the pods of all namespaces. Positions count the pods of all namespaces.
+    may read all devices and allocations. Positions count the pods of all namespaces.
     """
 
 
