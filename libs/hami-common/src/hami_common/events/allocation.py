@@ -117,7 +117,9 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sku: Reference = ""
     """SKU that the pod was admitted with, ``<name>@<version>``; empty: it names no SKU."""
     service_class: Word = field(default="", name="class")
-    """Class of that SKU: ``guaranteed``, ``burstable`` or ``spot``; empty without a SKU."""
+    """Class of the SKU, or that the pod names: ``guaranteed``, ``burstable`` or ``spot``; empty
+    without either.
+    """
     labels: Annotated[tuple[tuple[MapKey, Label], ...], Meta(max_length=USAGE_LABELS_MOST)] = ()
     """Labels of the pod that the scheduler's setting ``usage_labels`` names, as of its placement,
     for sums of usage; sorted by key.

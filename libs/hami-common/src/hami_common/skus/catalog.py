@@ -86,7 +86,7 @@ class Sku(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     successor: str = ""
     """SKU that the refusal of a retired one recommends."""
     service_class: str = field(default="burstable", name="class")
-    """``guaranteed``, ``burstable`` or ``spot``. It is recorded and shown; nothing else yet."""
+    """``guaranteed``, ``burstable`` or ``spot``, see docs/classes.md."""
     devices: int = 1
     memory_mib: int = 0
     """MiB of each device; 0: the whole device."""

@@ -103,7 +103,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     sku: str = ""
     """SKU that the pod was admitted with, ``<name>@<version>``; empty without one."""
     service_class: str = ""
-    """Class of that SKU."""
+    """Class of the SKU, or that the pod names; empty without either."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels of the pod that usage is summed up by, sorted by key."""
     hold: str = ""

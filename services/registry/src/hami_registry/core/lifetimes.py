@@ -59,7 +59,7 @@ class Life(Struct, frozen=True, kw_only=True):
     sku: str
     """SKU that the pod was admitted with, ``<name>@<version>``; empty: none."""
     service_class: str
-    """Class of that SKU."""
+    """Class of the SKU, or that the pod names; empty without either."""
     labels: tuple[tuple[str, str], ...]
     """Recorded labels of the pod."""
     end_ms: int

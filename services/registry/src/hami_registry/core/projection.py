@@ -106,7 +106,7 @@ class AllocationView(Struct, frozen=True, kw_only=True):
     sku: str = ""
     """SKU that the pod was admitted with, ``<name>@<version>``; empty without one."""
     service_class: str = field(default="", name="class")
-    """Class of that SKU."""
+    """Class of the SKU, or that the pod names; empty without either."""
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
