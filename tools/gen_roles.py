@@ -73,7 +73,7 @@ def _of_one(rule: Rule) -> str:
 def _of_all(path: str, rule: Rule) -> str:
     if "{namespace}" in path or rule.is_namespace_in_body:
         return "–"
-    return _joined((*rule.rights, *rule.if_clusterwide), names_scope=False)
+    return _joined((*rule.rights, *rule.if_clusterwide), names_scope=False) or "any valid token"
 
 
 def _joined(rights: tuple[Right, ...], *, names_scope: bool) -> str:
