@@ -76,12 +76,12 @@ class SkuFileWatch:
             found.require_successor_of(self.catalog)
         except SettingsInvalid as error:
             self.problem = str(error)
-            _log.error("catalog of SKUs kept", extra={"problem": self.problem})
+            _log.error(
+                "catalog of SKUs invalid, last valid one kept", extra={"problem": self.problem}
+            )
         else:
             self.catalog, self.problem = found, ""
-            _log.info(
-                "catalog of SKUs taken over", extra={"digest": digest, "skus": len(found.skus)}
-            )
+            _log.info("catalog of SKUs reloaded", extra={"digest": digest, "skus": len(found.skus)})
         self._show()
 
     def _read(self, path: Path) -> SkuCatalog:

@@ -916,7 +916,7 @@ _FACTS: Final = {
     Stage.WITHHELD: "a record of the node cannot be read; see GET /v1/quarantine",
     Stage.HEALTH: "no device is healthy",
     Stage.CORDON: "every healthy device is cordoned",
-    Stage.OVERCOMMIT: "every device offers more than it has, and the pod's class is guaranteed",
+    Stage.OVERCOMMIT: "every device is overcommitted, and the pod's class is guaranteed",
 }
 
 

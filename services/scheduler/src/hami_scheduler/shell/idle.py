@@ -299,7 +299,7 @@ class IdlePolicies:
 
     async def _act(self, record: AllocationRecord, rule: IdleRule) -> _Result:
         if rule.policy == "report":
-            return _Result("give the share back, or ask for a smaller one")
+            return _Result("release the share, or request a smaller one")
         if is_of_claim(record) or record.held_for or record.origin:
             return _Result("only shares of pods that HAMi placed are changed", code="not-ours")
         if rule.policy == "shrink":

@@ -187,7 +187,7 @@ class PolicyKeeper:
         self.problem = ""
         self._take(file)
         self._show()
-        _log.info("policies file taken over", extra={"policies": list(file.policies)})
+        _log.info("policies file reloaded", extra={"policies": list(file.policies)})
         self.changed()
 
     def _take(self, file: PoliciesFile) -> None:

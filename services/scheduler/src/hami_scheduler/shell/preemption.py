@@ -324,7 +324,7 @@ class Preemption:
                 )
                 return "none"
             if plan.victims.cost.violations:
-                text = "room could be made only against a PodDisruptionBudget or a guarantee"
+                text = "capacity could be freed only against a PodDisruptionBudget or a guarantee"
                 self._publish(asked, verdict="refused", error=text)
                 return "budget"
             outcome = await self._execute(asked, pod, plan)
