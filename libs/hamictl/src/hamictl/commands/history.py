@@ -145,7 +145,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 @options.registry_option
 @options.format_option
 def pressure(namespace: str, node: str, hours: str, registry: str, format_: str) -> None:
-    """List containers that waited, were refused memory or moved."""
+    """List containers that waited, were refused memory or parked."""
     answer = client.read(
         Pressure, registry, "/v1/pressure", namespace=namespace, node=node, hours=hours
     )
