@@ -23,6 +23,7 @@ STREAMS = {
     "KV_hami_alloc",
     "KV_hami_state",
     "KV_hami_devices",
+    "KV_hami_policies",
 }
 
 

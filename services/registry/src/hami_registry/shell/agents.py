@@ -14,6 +14,7 @@ import anyio
 from msgspec import Struct
 
 from hami_common.bus import subjects
+from hami_common.bus.grants import STREAMS
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.asking import CheckAnswer, Finding, Question, UsageAnswer
@@ -23,14 +24,6 @@ from hami_common.runtime.quarantine import Quarantine
 S = TypeVar("S", bound=Struct)
 
 PARALLEL = 32
-STREAMS = (
-    *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
-    subjects.EVENTS_STREAM,
-    subjects.REPORTS_STREAM,
-    subjects.DEAD_LETTERS_STREAM,
-)
-"""Every stream that the services declare."""
-
 Ask = Callable[[str], Awaitable[bytes]]
 """From a subject to the answer; ``Unavailable`` when none came."""
 

@@ -14,6 +14,7 @@ import anyio
 from msgspec import Struct
 
 from hami_common.bus import subjects
+from hami_common.bus.grants import STREAMS
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.ports import Clock
@@ -29,7 +30,7 @@ from hami_registry.core.system import (
     SystemView,
     concerns_of,
 )
-from hami_registry.shell.agents import STREAMS, Ask
+from hami_registry.shell.agents import Ask
 
 LOGS = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM, subjects.DEAD_LETTERS_STREAM)
 """Streams whose consumers are listed: of the buckets, each reader has its own for a short time."""
