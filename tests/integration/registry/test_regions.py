@@ -222,6 +222,46 @@ async def test_hub_and_region_reach_no_ledger_of_the_other(world: World) -> None
     assert await world.pods("east") == {"first-east"}
 
 
+async def test_region_receives_nothing_of_another(world: World) -> None:
+    """A region that was taken over subscribes to everything in the account of the copies."""
+    async with (
+        world.fleet.regions["east"].login("regions") as east,
+        east.subscribe(">") as heard,
+    ):
+        await anyio.sleep(1.0)  # the hub's server learns of the subscription
+        await world.allocate("west", "hidden")
+        await world.until_pods("west", {"first-west", "hidden"}, RIGHT_S)
+        found = []
+        with anyio.move_on_after(2.0):
+            while True:
+                found += await heard.receive(timeout_s=0.5)
+        await world.allocate("west", "hidden", op="release")
+        await world.until_pods("west", {"first-west"}, RIGHT_S)
+    assert [one.subject for one in found if b"hidden" in one.data or "west" in one.subject] == []
+
+
+async def test_hub_reaches_no_ledger_through_answers_and_deliveries(world: World) -> None:
+    """Answers and deliveries of the region's JetStream go to subjects that the hub chooses."""
+    target = f"{grants.SOURCE_API}.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"
+    config = {"ack_policy": "none", "deliver_policy": "all"}
+    evil = {**config, "deliver_subject": f"$KV.{subjects.ALLOC_BUCKET}.gpu-1.evil"}
+    request = msgspec.json.encode({"stream_name": subjects.EVENTS_STREAM, "config": evil})
+    create = f"$JS.east.API.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"
+    operator = world.operators["east"]
+    # An agent of the region that was taken over too stores the request as its usage event.
+    await NatsPublisher(operator).publish_stored(subjects.usage_event("gpu-1"), request)
+    await anyio.sleep(RIGHT_S)  # until it is in the copy
+    async with world.fleet.hub.login("regions") as hub:
+        await hub.publish(create, request, reply=target)
+        relay = {**config, "deliver_subject": target}
+        body = {"stream_name": subjects.EVENTS_STREAM, "config": relay}
+        await hub.publish(create, msgspec.json.encode(body), reply=hub.new_inbox())
+        await anyio.sleep(RIGHT_S)
+    assert await NatsBucket(operator, subjects.ALLOC_BUCKET).get("gpu-1.evil") is None
+    answer = await operator.request(f"$JS.API.CONSUMER.LIST.{subjects.EVENTS_STREAM}")
+    assert b"gpu-1.evil" not in answer.data
+
+
 async def test_old_released_allocations_are_removed_from_the_copies(world: World) -> None:
     """Sources copy no purges: without this the copies would grow with each pod that ever ran."""
     old = await world.allocate("east", "old", op="release", age_s=90_000)

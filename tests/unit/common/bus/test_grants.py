@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of bus permissions, against the subjects that are really used."""
 
+import msgspec
 import pytest
 
 from hami_common.bus import grants, subjects
@@ -104,3 +105,15 @@ def test_invalid_name_gets_no_grant(name: str) -> None:
 def test_configuration_needs_every_key() -> None:
     with pytest.raises(WireInvalid, match="scheduler has none"):
         grants.server_config(issuer="A", users={})
+
+
+def test_region_receives_only_requests_to_itself() -> None:
+    users = dict.fromkeys(grants.STATIC_USERS, "UKEY")
+    hub = grants.Regions(public="UHUB", leaf_by_region={"east": "UEAST", "west": "UWEST"})
+    text = grants.server_config(issuer="AISSUER", users=users, regions=hub)
+    parts = [one for one in text.split("\n}\n") if one.startswith("accounts: ")]
+    accounts = msgspec.json.decode(parts[0].removeprefix("accounts: ") + "\n}")
+    found = {one["nkey"]: one for one in accounts[grants.REGIONS]["users"]}
+    heard = found["UEAST"]["permissions"]["subscribe"]["allow"]
+    assert "$JS.east.API.CONSUMER.>" in heard
+    assert not any(covers(one, "$JS.S.delivery") or "west" in one for one in heard)

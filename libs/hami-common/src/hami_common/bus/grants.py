@@ -362,12 +362,14 @@ def _remote(regions: Regions) -> dict[str, Any]:
 def _regions(regions: Regions, accounts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the account of the copies; in a region, let it read the streams of ``HAMI``."""
     users: list[dict[str, Any]] = [{"nkey": regions.public}]
-    for key in regions.leaf_by_region.values():
+    for name, key in regions.leaf_by_region.items():
         # A leaf node answers the hub's requests; it asks neither the hub nor other regions.
         denied = {
             "deny": ["hami.>", "$KV.>", f"{subjects.REGION_PREFIX}.>", "$JS.*.API.>", f"{API}.>"]
         }
-        users.append({"nkey": key, "permissions": {"publish": denied}})
+        # It receives the requests of the hub's sources to it, and nothing of other regions.
+        asked = {"allow": [f"$JS.{subjects.region(name)}.API.CONSUMER.>", "$JS.FC.>", "$JS.ACK.>"]}
+        users.append({"nkey": key, "permissions": {"publish": denied, "subscribe": asked}})
     account: dict[str, Any] = {"jetstream": {"max_bytes_required": True}, "users": users}
     if not regions.region:
         return account
