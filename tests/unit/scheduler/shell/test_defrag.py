@@ -11,6 +11,8 @@ import pytest
 from hami_common.errors import NotFound
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.httpd import Request
+from hami_common.vendors.catalog import VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_scheduler.settings import DefragSettings
 from hami_scheduler.shell.defrag import PATH
 from tests.unit.scheduler.shell import builders
@@ -323,3 +325,37 @@ async def test_loop_forgets_a_pod_that_is_deleted_meanwhile() -> None:
         world.kube.remove(f"{PODS}/big")
         await world.advance(10 * STEP_S, *NODES)
         assert s.scheduler.defrag._begun_s == {}  # noqa: SLF001 - a leak shows nowhere else
+
+
+async def test_pods_that_ask_by_names_of_the_installation_are_moved() -> None:
+    names = NvidiaSettings(
+        resource_count_name="example.com/gpu",
+        resource_memory_name="example.com/gpumem",
+        resource_core_name="example.com/gpucores",
+    )
+    vendors = VendorSettings(nvidia=names)
+
+    def renamed(made: Any) -> Any:
+        resources = made["spec"]["containers"][0]["resources"]
+        for group, some in resources.items():
+            resources[group] = {
+                key.replace("nvidia.com/", "example.com/"): value for key, value in some.items()
+            }
+        return made
+
+    world = World()
+    for name in NODES:
+        await world.add_devices(builders.devices(name, memory_mib=10_000))
+        world.kube.put(f"/api/v1/nodes/{name}", node(name))
+    async with world.scheduler(vendors=vendors) as s:
+        for name, mib, place in (("a", 6000, "n1"), ("b", 3000, "n2")):
+            obj = renamed(pod(name, mib))
+            world.add_pod(obj)
+            await quiet()
+            assert await s.bind(obj, place) == ""
+            status = {"phase": "Running", "startTime": "1970-01-01T00:00:10Z"}
+            world.kube.change(f"{PODS}/{name}", status=status)
+            await quiet()
+        world.add_pod(renamed(pod("big", 8000, owner="")))
+        await quiet()
+        assert (await step(s))["outcome"] == "planned"

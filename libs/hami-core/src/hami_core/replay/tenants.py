@@ -65,14 +65,17 @@ def tenants_of(
     ledger: Ledger,
     running: Iterable[Running],
     excluded: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    *,
+    catalog: Catalog | None = None,
 ) -> tuple[tuple[Tenant, ...], tuple[Staying, ...]]:
     """Return the movable pods and the others, by uid.
 
     ``running``: the pods with known manifests. ``excluded``: by uid, nodes that kube-scheduler
-    would not offer a pod.
+    would not offer a pod. ``catalog``: the vendors of the cluster, by default with their own names
+    of resources.
     """
     by_uid = {pod.view.metadata.uid: pod for pod in running}
-    catalog = Catalog.from_settings()
+    catalog = catalog or Catalog.from_settings()
     tenants: list[Tenant] = []
     staying: list[Staying] = []
     for holding in sorted(ledger.holdings(), key=lambda one: one.record.pod_uid):
@@ -95,11 +98,13 @@ def surroundings(
     pod: Document,
     nodes: Iterable[Document],
     managed: Iterable[Document] | None,
+    *,
+    catalog: Catalog | None = None,
 ) -> Surroundings:
     """Return what ways to start ``pod`` can use: its constraints on nodes, and pods that can move.
 
-    ``managed``: all pods with devices, ``None`` if they are not known. ``msgspec.ValidationError``
-    when one of them is no pod.
+    ``managed``: all pods with devices, ``None`` if they are not known. ``catalog`` as in
+    ``tenants_of``. ``msgspec.ValidationError`` when one of them is no pod.
     """
     nodes, names = list(nodes), ledger.table.nodes()
     around = Surroundings(
@@ -118,7 +123,7 @@ def surroundings(
         Running(msgspec.convert(one, PodView, strict=False), is_tied(one))
         for one in by_uid.values()
     )
-    tenants, _ = tenants_of(snapshot, ledger, running, excluded)
+    tenants, _ = tenants_of(snapshot, ledger, running, excluded, catalog=catalog)
     return replace(around, tenants=tenants)
 
 

@@ -22,6 +22,7 @@ from hami_common.model.request import PodRequest
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation, Parameter
+from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.planning.eligible import Document
@@ -127,6 +128,7 @@ class Around(Struct, frozen=True, kw_only=True):
     nodes: Sequence[bytes]
     managed: Sequence[bytes]
     """All pods with devices."""
+    vendors: VendorSettings
 
     def surroundings(self, taken: Snapshot, ledger: Ledger) -> Surroundings:
         """Decode the answers. ``WireInvalid``: one is not of its kind."""
@@ -137,6 +139,7 @@ class Around(Struct, frozen=True, kw_only=True):
                 msgspec.json.decode(self.pod, type=Document),
                 _items(self.nodes),
                 list(_items(self.managed)),
+                catalog=Catalog.from_settings(self.vendors),
             )
         except UNDECODABLE as error:
             raise WireInvalid(what="object of the API server", problem=str(error)) from error
@@ -150,6 +153,7 @@ async def read_around(kube: KubeApi, pod: PodFacts, settings: Settings) -> Aroun
             pod=await kube.get(pod.path()),
             nodes=await kube.list_pages(NODES, page_size=size),
             managed=await kube.list_pages(PODS, label_selector=MANAGED, page_size=size),
+            vendors=settings.vendors,
         )
 
 
