@@ -176,6 +176,30 @@ async def test_an_objective_that_is_met_changes_nothing(file: Path) -> None:
     assert rollbacks(world) == []
 
 
+async def test_pods_that_another_replica_binds_or_that_are_deleted_wait_no_longer(
+    file: Path,
+) -> None:
+    text = POLICIES.replace("refused_pct", "wait_p95_s").replace(
+        "most_pct_of_control = 100", "most = 100"
+    )
+    file.write_text(text, encoding="utf-8")
+    world = await world_of()
+    async with running(world, file) as s:
+        await break_objective(world, s)
+        await s.scheduler.policies.judge()
+        pods = "/api/v1/namespaces/team-a/pods"
+        world.kube.change(f"{pods}/huge-0", spec={"nodeName": "n1"})
+        world.kube.remove(f"{pods}/huge-1")
+        await quiet()
+        await s.scheduler.policies.judge()
+        await world.advance(200, *NODES)
+        await s.scheduler.policies.judge()
+        figures = (await view(s))["canary"]["verdict"]["canary"]
+    assert figures["pods"] == 1
+    assert figures["wait_p95_s"] <= 60, "at the next evaluation or the one after"
+    assert rollbacks(world) == []
+
+
 async def test_other_tasks_run_while_the_packing_is_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,14 @@ class Window:
         if (pod := self._pods.get(uid)) is not None and pod.bound_s is None:
             del self._pods[uid]
 
+    def waiting(self, *, noted_by_s: float) -> list[str]:
+        """Return the pods that were refused and have no devices yet, noted last by a time."""
+        return [
+            uid
+            for uid, pod in self._pods.items()
+            if pod.refused_s is not None and pod.bound_s is None and pod.noted_s <= noted_by_s
+        ]
+
     def packed(self, group: Group, packing_pct: float | None, *, now_s: float) -> None:
         """Note the packing of a group's devices."""
         if packing_pct is not None:

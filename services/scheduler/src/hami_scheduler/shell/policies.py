@@ -255,6 +255,7 @@ class PolicyKeeper:
         if self._digest != digest or digest in self._rollbacks:
             return  # it changed meanwhile
         now_s = self._state.clock.now_s()
+        self._settle_waiting(now_s)
         for group, packing_pct in packings.items():
             self._window.packed(group, packing_pct, now_s=now_s)
         self._verdict = verdict = self._window.verdict(canary, now_s=now_s)
@@ -277,6 +278,16 @@ class PolicyKeeper:
                 extra={"policy": canary.policy, "reason": verdict.missed, "digest": self._digest},
             )
         self._rolled_back(record)
+
+    def _settle_waiting(self, now_s: float) -> None:
+        """Note pods that another replica has bound, and drop those that are gone."""
+        # The watch delivers new pods after their first question.
+        for uid in self._window.waiting(noted_by_s=now_s - self._settings.canary_s):
+            pod = self._state.pods.get(uid)
+            if pod is None:
+                self._window.ended(uid)
+            elif pod.node:
+                self._window.bound(uid, now_s=now_s)
 
     async def _packings(self, canary: Canary) -> dict[Group, float | None]:
         """Return the packing of the devices on which each group has shares."""
