@@ -314,6 +314,24 @@ def test_request_above_a_limit_can_never_start() -> None:
     assert not found.never("team-a", None, {MEMORY: 4000, ALL_MEMORY: 4000})
 
 
+def test_other_pods_do_not_wait_for_the_turn_of_a_spot_pod() -> None:
+    found = ledger()
+    found.set_tree(
+        QueueTree(
+            [
+                QueueConfig(name="x", namespaces=("team-a",)),
+                QueueConfig(name="y", namespaces=("team-b",)),
+                QueueConfig(name="idle", guaranteed={"memory_mib": 100}),
+            ]
+        )
+    )
+    spot = Account(is_spot=True)
+    found.fold(1, record("a", 50))
+    found.claim("uid-b", "team-b", spot, {ALL_MEMORY: 40})
+    assert text_of(found, 10, waits=lambda _: True) == ""
+    assert text_of(found, 10, account=spot, waits=lambda _: True).startswith("QueueWaitsItsTurn")
+
+
 def test_spot_pods_of_other_queues_leave_by_priority() -> None:
     found = ledger()
     found.set_tree(

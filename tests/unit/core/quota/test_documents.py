@@ -50,7 +50,7 @@ def ledger() -> QuotaLedger:
     found.fold(5, record("u2", 600))
     found.fold(6, record("u3", 100, namespace="team-b"))
     found.expect(record("u4", 50))
-    found.claim("u5", "team-b", None, {ALL_MEMORY: 200})
+    found.claim("u5", "team-b", Account(is_spot=True), {ALL_MEMORY: 200})
     return found
 
 

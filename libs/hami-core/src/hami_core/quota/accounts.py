@@ -387,9 +387,11 @@ class QuotaLedger:
 
     def claim(self, pod_uid: str, namespace: str, account: Account | None, wanted: Amounts) -> None:
         """Add the claim of a pod that could be placed and waits for its queue to borrow."""
-        queue = self._queue_of(namespace, account or NO_ACCOUNT)
+        account = account or NO_ACCOUNT
+        queue = self._queue_of(namespace, account)
         if queue:
-            self._claims[pod_uid] = Claim(queue=queue, wanted=dict(wanted))
+            claim = Claim(queue=queue, wanted=dict(wanted), is_spot=account.is_spot)
+            self._claims[pod_uid] = claim
 
     def unclaim(self, pod_uid: str) -> None:
         """Remove the claim of a pod."""
@@ -421,6 +423,7 @@ class QuotaLedger:
             self._count_in_queue(one.record.namespace, one.account, one.amounts, 1)
         try:
             use = self._use_of_all if account.is_spot else self._use
+            claims = [claim for claim in claims if account.is_spot or not claim.is_spot]
             objection = use.object_to(queue, wanted, claims, borrows=account.is_spot)
             return None if objection is None else self._refusal(queue, objection)
         finally:

@@ -36,12 +36,13 @@ class WrittenQuota(Struct, frozen=True, kw_only=True, omit_defaults=True):
     scopes: tuple[Scope, ...] = ()
 
 
-class WrittenClaim(Struct, frozen=True, kw_only=True):
+class WrittenClaim(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pod that could be placed and waits for its queue to borrow."""
 
     pod_uid: str
     queue: str
     wanted: dict[str, int]
+    is_spot: bool = False
 
 
 class Quotas(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +122,12 @@ def resource_of(text: str) -> Resource:
 def written_claims(claims: Mapping[str, Claim]) -> tuple[WrittenClaim, ...]:
     """Return the claims by the uid of their pods, as a document."""
     return tuple(
-        WrittenClaim(pod_uid=uid, queue=claim.queue, wanted=written_amounts(claim.wanted))
+        WrittenClaim(
+            pod_uid=uid,
+            queue=claim.queue,
+            wanted=written_amounts(claim.wanted),
+            is_spot=claim.is_spot,
+        )
         for uid, claim in claims.items()
     )
 
@@ -129,7 +135,8 @@ def written_claims(claims: Mapping[str, Claim]) -> tuple[WrittenClaim, ...]:
 def claims_of(documents: Iterable[WrittenClaim]) -> dict[str, Claim]:
     """Return the claims of a document."""
     return {
-        one.pod_uid: Claim(queue=one.queue, wanted=amounts_of_text(one.wanted)) for one in documents
+        one.pod_uid: Claim(queue=one.queue, wanted=amounts_of_text(one.wanted), is_spot=one.is_spot)
+        for one in documents
     }
 
 

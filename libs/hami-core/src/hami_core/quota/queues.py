@@ -23,8 +23,8 @@ queue ``n`` that borrows, no sibling ``c`` with a pod that waits for ``b`` may h
 proportion to the weights of the queues that request it, and a single borrower may use all of it.
 
 Pods of class spot use no guarantee: rule 2 ends at no queue for them, and their use is not counted
-where other pods are judged, which may evict them. A limit bounds all pods where one of class spot
-asks, and the others among themselves.
+where other pods are judged, which may evict them and do not wait for their turn. A limit bounds all
+pods where one of class spot asks, and the others among themselves.
 
 A resource for which no queue states a guarantee is only limited (rule 1). Pure arithmetic,
 independent of pods.
@@ -80,6 +80,8 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     queue: str
     wanted: Mapping[Resource, int]
+    is_spot: bool = False
+    """The pod is of class spot: only others of this class wait for its turn."""
 
 
 class Objection(Struct, frozen=True, kw_only=True):
