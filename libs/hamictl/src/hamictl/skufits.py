@@ -32,9 +32,9 @@ class AlternativeFit(Struct, frozen=True, kw_only=True):
     vendor: str
     types: tuple[str, ...]
     limits: dict[str, str]
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
     """Nodes that fit, sorted."""
-    refusals: tuple[tuple[int, str], ...]
+    refusals: tuple[tuple[int, str], ...] = ()
     """Number of other nodes by reason, most first."""
 
 
@@ -46,6 +46,19 @@ class SkuExplanation(Struct, frozen=True, kw_only=True):
     snapshot_id: str
     alternatives: tuple[AlternativeFit, ...]
     """In order of preference: the scheduler takes the first one that fits anywhere."""
+    problem: str = ""
+    """Reason why nodes are unknown; the alternatives then have none."""
+
+
+def expand(sku: Sku, *, currency: str, problem: str) -> SkuExplanation:
+    """Return what the SKU expands to, without nodes, because of the problem."""
+    found = [
+        AlternativeFit(vendor=one.vendor, types=one.types, limits=one.limits)
+        for one in sku.alternatives
+    ]
+    return SkuExplanation(
+        sku=sku, currency=currency, snapshot_id="", alternatives=tuple(found), problem=problem
+    )
 
 
 def explain(sku: Sku, *, currency: str, snapshot: Snapshot) -> SkuExplanation:

@@ -215,9 +215,12 @@ def sku(name: str, scheduler: str, registry: str, format_: str) -> None:
     if found is None:
         message = f"SKU {name} is not in the catalog; see hamictl get skus"
         raise Absent(message)
-    body = client.fetch(scheduler, "/v1/snapshot")
-    snapshot = decode_snapshot(body, what=f"{scheduler}/v1/snapshot")
-    answer = skufits.explain(found, currency=catalog.currency, snapshot=snapshot)
+    try:
+        snapshot = _state(scheduler, None)
+    except (Absent, Refused, Unreachable) as error:
+        answer = skufits.expand(found, currency=catalog.currency, problem=error.format_message())
+    else:
+        answer = skufits.explain(found, currency=catalog.currency, snapshot=snapshot)
     if output.structured(answer, format_):
         return
     price = f", {found.price_hour} {catalog.currency} per hour" if found.price_hour else ""
@@ -226,7 +229,8 @@ def sku(name: str, scheduler: str, registry: str, format_: str) -> None:
         click.echo(f"  new pods are refused; successor: {found.successor or 'none'}")
     for number, one in enumerate(answer.alternatives, start=1):
         types = f" of types {', '.join(one.types)}" if one.types else ""
-        click.echo(f"  {number}. {one.vendor}{types}: fits {len(one.nodes)} nodes")
+        fits = "" if answer.problem else f": fits {len(one.nodes)} nodes"
+        click.echo(f"  {number}. {one.vendor}{types}{fits}")
         for resource, amount in sorted(one.limits.items()):
             click.echo(f"       {resource}: {amount}")
         if one.nodes:
@@ -236,6 +240,8 @@ def sku(name: str, scheduler: str, registry: str, format_: str) -> None:
             click.echo(f"     nodes: {', '.join(shown)}{rest}")
         for count, text in one.refusals[: None if format_ == "wide" else NODES_SHOWN]:
             click.echo(f"     {count} nodes: {text}")
+    if answer.problem:
+        click.echo(f"  nodes unknown: {answer.problem}")
 
 
 def explain_claim(namespace: str, name: str, *, registry: str, kubeconfig: str) -> ClaimExplanation:
