@@ -19,7 +19,7 @@ def test_moves_are_counted_by_moved_and_waiting_container() -> None:
     assert uses.all() == ()
 
 
-def test_container_that_is_moved_for_ever_new_ones_keeps_messages_small() -> None:
+def test_container_that_is_moved_for_many_others_keeps_messages_small() -> None:
     uses = RecallUses()
     for number in range(PAIRS_MOST):
         uses.moved(holder("a"), holder(f"job-{number}"), moved_mib=1)
