@@ -194,7 +194,8 @@ QUEUE_ADMIN: Final = Role(
 )
 PLATFORM_ADMIN: Final = Role(
     name="hami-platform-admin",
-    text="All of these, reads the state of HAMi's services, cordons devices and defragments.",
+    text="All of these, except that it does not write the queues; reads the state of HAMi's "
+    "services, cordons devices and defragments.",
     grants=(
         *_VIEW,
         *_PLAN,
