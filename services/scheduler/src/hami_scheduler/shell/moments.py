@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from hami_common.bus import subjects
 from hami_common.errors import NotFound, RequestInvalid, TooManyRequests
 from hami_common.events.decision import DecisionRecord, Moment
-from hami_common.runtime.httpd import Handler, Request, Response, json_response
+from hami_common.runtime.httpd import Handler, Request, Response
 from hami_common.runtime.natsio.history import Event
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_core.replay.moment import filter_at, moment_of
@@ -72,13 +73,13 @@ class Moments:
         with anyio.move_on_after(self._settings.whatif_s) as scope:
             async with self._turn:
                 scope.deadline = float("inf")
-                found = await self._moment(request, at_s)
-            return json_response(found if sees_everything else found.for_namespace())
+                body = await self._moment(request, at_s, sees_everything=sees_everything)
+            return Response(body=body)
         raise TooManyRequests(
             problem="this replica computes another answer", fix="try again in a moment"
         )
 
-    async def _moment(self, request: Request, at_s: float) -> Moment:
+    async def _moment(self, request: Request, at_s: float, *, sees_everything: bool) -> bytes:
         namespace, pod = request.params["namespace"], request.params["pod"]
         limit_s = self._settings.whatif_policy_s
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
@@ -91,9 +92,9 @@ class Moments:
         present = tuple(self._state.core.inventory.devices())
         live = tuple(holding.record for holding in self._state.ledger.holdings())
 
-        def computed() -> Moment:
+        def computed() -> bytes:
             _, puts = decoded(stored)
-            return moment_of(
+            found = moment_of(
                 decision,
                 numbered(stored),
                 puts,
@@ -101,6 +102,7 @@ class Moments:
                 live=live,
                 node=request.query.get("node", ""),
             )
+            return msgspec.json.encode(found if sees_everything else found.for_namespace())
 
         return await anyio.to_thread.run_sync(computed)
 
