@@ -29,6 +29,7 @@ EXEMPT = {
     "hami_registry.shell.regions.sweep": "keys of our own; the sweep is repeated",
     "hami_registry.shell.regions.released": "skips what does not decode",
     "hami_scheduler.shell.pastevents.stored_events": "collects; Event.record, as below",
+    "hami_scheduler.shell.policies.PolicyKeeper._packings": "nodes of our own table",
     "hami_scheduler.shell.policies.PolicyKeeper.follow_rollbacks": "leaves out what does not"
     " decode",
     "hami_nodeagent.shell.amounts.Advertiser._watch": "one object, the node; an unreadable one is"

@@ -42,8 +42,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer=Resized,
         errors={
             404: "No such pod, claim or container has a share.",
-            409: "The share stays as it is: in-use, no-room, no-quota, not-settled, changed or "
-            "contended.",
+            409: "The share stays as it is: in-use, no-room, no-quota, not-settled, changed, sku "
+            "or contended.",
         },
     ),
     *whatif.OPERATIONS,

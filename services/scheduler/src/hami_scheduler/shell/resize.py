@@ -247,6 +247,11 @@ class Resizer:
         if shrinks(before, containers) and not wish.force:
             await self._require_unused(holding, changed)
         upper = larger(before, containers)
+        if holding.record.sku and upper != before:
+            raise ResizeRefused(
+                code="sku",
+                text=f"the pod has SKU {holding.record.sku}; create it with a larger SKU",
+            )
         text = f"{'container' if pod is not None else 'request'} {changed.name} resized"
         limits = containers if pod is None and upper != containers else ()
         booked = await self._book(holding, upper, reason=text, limits=limits)
