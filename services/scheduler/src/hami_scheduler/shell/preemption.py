@@ -42,7 +42,7 @@ from hami_common.pods import annotations
 from hami_common.pods.podview import PodView
 from hami_common.ports import Bucket, KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder
-from hami_common.skus.expansion import SPOT
+from hami_common.skus.expansion import SPOT, terms_of
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
@@ -208,7 +208,7 @@ class Preemption:
                 priority=pod.spec.priority or 0,
                 pod_of=self._state.pods.get,
                 members_of=self._state.pods.members_of_group,
-                rules=self._rules(covered.by_uid, lenders, known),
+                rules=self._rules(covered.by_uid, lenders, service_class=terms_of(pod)[1]),
             )
             held = [self._state.ledger.holding(node, uid) for uid in uids]
             going = [holding for holding in held if holding is not None]
@@ -373,7 +373,11 @@ class Preemption:
 
     async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
         """Return the cheapest victims on any of the nodes, ``None`` when no set is enough."""
-        on_any = self._rules(covered.by_uid, self._lenders(pod, asked.request), pod)
+        on_any = self._rules(
+            covered.by_uid,
+            self._lenders(pod, asked.request),
+            service_class=pod.service_class,
+        )
         ranked: list[tuple[Cost, str]] = []
         for number, node in enumerate(asked.names.strings()):
             if not number % NODES_AT_ONCE:
@@ -394,7 +398,7 @@ class Preemption:
             if below is not None and least >= below:
                 break
             lenders = self._lenders(pod, asked.request, node)
-            rules = self._rules(covered.by_uid, lenders, pod)
+            rules = self._rules(covered.by_uid, lenders, service_class=pod.service_class)
             here = self._site(node, pod, rules)
             search = find_victims(
                 self._state.table,
@@ -431,12 +435,13 @@ class Preemption:
         self,
         budgets: Mapping[str, tuple[str, ...]],
         lenders: Lenders | None,
-        pod: PodFacts | None,
+        *,
+        service_class: str,
     ) -> Rules:
         return replace(
             self._evictions.rules(budgets),
             uses_of=self._uses_of(lenders),
-            takes_spot=pod is None or pod.service_class != SPOT,
+            takes_spot=service_class != SPOT,
         )
 
     async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
@@ -491,7 +496,11 @@ class Preemption:
                 continue
             members = self._state.pods.members_of_group(victim.group) if victim.group else [victim]
             found |= {member.uid: member for member in members if member.node}
-        rules = self._rules({}, self._lenders(pod, asked.request, held.record.node), pod)
+        rules = self._rules(
+            {},
+            self._lenders(pod, asked.request, held.record.node),
+            service_class=pod.service_class,
+        )
         staying = [
             victim for victim in found.values() if not victim.is_deleting and not victim.is_finished
         ]
