@@ -8,11 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
+from hami_common.pods import annotations
 from hami_common.runtime.httpd import Request, Response
+from hami_common.skus.expansion import Alternative, Expansion, encode
 from hami_core.planning.ways import Surroundings, standing
 from hami_core.planning.whatif import Governed
 from hami_core.replay.snapshot import Snapshot, load, load_quotas
@@ -163,6 +166,32 @@ async def test_two_tenants_with_quotas_of_their_own_share_one_device() -> None:
     assert used == {"team-a": 6000, "team-b": 3000}
     uuids = [share.uuid for record in world.live() for c in record.containers for share in c.shares]
     assert (len(uuids), len(set(uuids))) == (3, 1)
+
+
+async def test_bind_takes_the_first_alternative_within_quota() -> None:
+    world = await world_with(quota(0))
+    others = builders.devices("n1")
+    (gpu,) = others.devices
+    dcu = replace(gpu, uuid="DCU-0", vendor="hygon", type="Z100")
+    await world.add_devices(replace(others, vendor="hygon", devices=(dcu,)))
+    limits = [
+        {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"},
+        {"hygon.com/dcunum": "1", "hygon.com/dcumem": "1000"},
+    ]
+    expansion = Expansion(
+        alternatives=tuple(
+            Alternative(vendor=vendor, limits={"main": mine})
+            for vendor, mine in zip(("nvidia", "hygon"), limits, strict=True)
+        )
+    )
+    asking = pod("a", gpu=None, annotated={annotations.ALTERNATIVES: encode(expansion)})
+    asking["spec"]["containers"][0]["resources"]["limits"]["hami.io/accelerators"] = "1"
+    async with world.scheduler() as s:
+        assert (await s.filter(asking, NODES))["NodeNames"] == ["n1"]
+        assert await s.bind(world.add_pod(asking), "n1") == ""
+        await quiet()
+    (record,) = world.live()
+    assert [share.uuid for one in record.containers for share in one.shares] == ["DCU-0"]
 
 
 async def test_quota_may_be_added_changed_and_removed_at_run_time() -> None:

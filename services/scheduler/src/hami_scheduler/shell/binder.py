@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord, is_of_owner
-from hami_common.model.request import PodRequest
+from hami_common.model.request import PodRequest, options
 from hami_common.pods import annotations as keys
 from hami_common.pods.signing import Signer
 from hami_core.ledger import binding
@@ -390,10 +390,8 @@ class Binder:
                 await self._release_taken(pod.uid, node)
                 # No await before the plan is made: an emptied ledger must plan nothing.
                 self._state.require_complete()
-                plan = _fitting(self._plan(pod, request, node, allocation_id, hold), node)
+                plan = self._within_quotas(pod, request, node, allocation_id, hold)
                 if isinstance(plan, Append):
-                    plan = _under(plan, pod)
-                    self._expect(plan.record)
                     planned()
                 if isinstance(plan, Reuse) and hold is not None:
                     holding = plan.holding  # no Binding is posted yet, so it need not be ours
@@ -417,6 +415,33 @@ class Binder:
             text=f"node {node} changed {self._settings.fence_tries} times while devices were"
             " picked; try again",
         )
+
+    def _within_quotas(
+        self,
+        pod: PodFacts,
+        request: PodRequest,
+        node: str,
+        allocation_id: str,
+        hold: Hold | None,
+    ) -> Append | Reuse:
+        """Return the plan of the pod's first alternative that fits and is within all quotas.
+
+        ``Refused`` has the reason of the first one that fits.
+        """
+        first: Refused | None = None
+        for choice in (request, *(options(request) if request.others else ())):
+            try:
+                plan = _fitting(self._plan(pod, choice, node, allocation_id, hold), node)
+                if isinstance(plan, Append):
+                    plan = _under(plan, pod)
+                    self._expect(plan.record)
+            except Refused as refused:
+                first = first or refused
+                if first.outcome != "no-quota":
+                    raise first from None
+            else:
+                return plan
+        raise first or Refused(outcome="no-fit", text=f"node {node} has no devices for the pod")
 
     async def book(
         self,
