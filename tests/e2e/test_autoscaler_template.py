@@ -196,7 +196,9 @@ async def test_pending_share_fits_a_node_with_our_tags_and_no_other(site: Site) 
             # The plain template of the cloud.
             await site.add_node("plain", CLOUD)
             await site.add_pod("again", 3000)
-            assert "2 Insufficient nvidia.com/gpumem" in await site.refusal("again")
+            # kube-scheduler judges it again once it knows the node.
+            while "2 Insufficient nvidia.com/gpumem" not in await site.refusal("again"):
+                await anyio.sleep(0.2)
             found = await site.hamictl(FULL, "--label", "pool", "--name", "asg-a100")
             assert found.exit_code == 0, found.output
             await site.add_node("tagged", template_by(json.loads(found.stdout)))

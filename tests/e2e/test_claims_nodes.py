@@ -625,8 +625,9 @@ async def test_uninstall_waits_for_pods_with_claims_and_leaves_nothing(
     await anyio.run_process(cluster.node.space.look_command([*command, *settings]))
     done = await hamictl(cluster, "uninstall", "--wait", "0", "-o", "json")
     (node,) = json.loads(done.stdout)["nodes"]
-    # Kubelet reports the device plugin's resource for five minutes more.
-    assert (node["resources_left"], node.get("problem", "")) == (["nvidia.com/gpu"], "")
+    # Kubelet may report resources of the device plugin for five minutes more.
+    assert set(node.get("resources_left", ())) <= {"nvidia.com/gpu", "hami.io/accelerators"}
+    assert node.get("problem", "") == ""
     assert await slices_of(cluster) == []
     left = (await cluster.request("GET", f"{GROUP}/resourceclaims"))["items"]
     assert [one["metadata"].get("finalizers") for one in left] == [None] * len(left)

@@ -75,6 +75,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         assert code == 0, told
         for node in (NODE, "gpu-2"):
             await client.create("nodes", {"metadata": {"name": node}})
+        await client.create("namespaces", {"metadata": {"name": "team-a"}})
         await client.create("daemonsets.apps", VOLCANO_PLUGIN, "kube-system")
         # No webhook answers here, and pods of the examples request devices.
         code, told = await site.kubectl(

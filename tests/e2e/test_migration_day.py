@@ -38,6 +38,7 @@ from tests.support.hosts import make_host
 from tests.support.installed import OVERLAY, OVERLAYS, REGISTRY, Installed, run_installed
 from tests.support.kubelet import grpc_poller
 from tests.support.kustomize import overlay
+from tests.support.rbac import COLLECTIONS, GROUP
 
 __all__ = ["grpc_poller"]
 
@@ -52,6 +53,7 @@ Obj = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = OVERLAYS.parent
 RUN_S = 40.0
+OPERATOR, SYSTEM = "operator", "hami-system"
 NODES = (
     NodeSpec(name="gpu-a", profile="2xA30"),
     NodeSpec(name="gpu-b", profile="2xA30"),
@@ -377,13 +379,24 @@ async def use(day: Day) -> None:
 async def diagnose(day: Day) -> None:
     """Check that doctor finds no fault, and that HAMi has no node."""
     site = day.site
+    await site.client.create("serviceaccounts", {"metadata": {"name": OPERATOR}}, SYSTEM)
+    binding = {
+        "metadata": {"name": OPERATOR},
+        "roleRef": {
+            "apiGroup": GROUP,
+            "kind": "ClusterRole",
+            "name": "hami-platform-admin",
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": SYSTEM}],
+    }
+    await site.client.create(COLLECTIONS["ClusterRoleBinding"], binding)
     told = await site.hamictl(
         *("doctor", *day.kubeconfig, "-o", "json"),
         *("--scheduler", site.url("scheduler")),
         *("--registry", f"https://{REGISTRY}:{site.ports['registry-tls']}"),
         env={
             "HAMICTL_CA_FILE": str(site.ca_file),
-            "HAMICTL_TOKEN": await site.token("hami-scheduler"),
+            "HAMICTL_TOKEN": await site.token(OPERATOR),
         },
         check=False,
     )
