@@ -67,12 +67,12 @@ async def _get(page: Page, cluster: Cluster, path: str) -> Any:
 
 
 @asynccontextmanager
-async def _answer_of(page: Page, path: str) -> AsyncIterator[list[Any]]:
-    """The answer that the page gets from a route while the block runs."""
+async def _answer_of(page: Page, *parts: str) -> AsyncIterator[list[Any]]:
+    """The answer that the page gets from an URL with these parts while the block runs."""
     found: list[Any] = []
 
     def is_wanted(response: Response) -> bool:
-        return path in response.url and response.ok
+        return all(part in response.url for part in parts) and response.ok
 
     async with page.expect_response(is_wanted) as waiting:
         yield found
@@ -168,7 +168,7 @@ async def test_the_namespace_filter_leaves_others_and_the_capacity_out(
     page: Page, cluster: Cluster
 ) -> None:
     await _open_usage(page, cluster)
-    async with _answer_of(page, f"namespace={TENANT}") as found:
+    async with _answer_of(page, "/v1/consumption?", f"namespace={TENANT}") as found:
         await page.locator("input[name=namespace]").fill(TENANT)
         await page.keyboard.press("Enter")
     assert [one["name"] for one in found[0]["items"]] == [TENANT]
