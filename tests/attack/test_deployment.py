@@ -7,6 +7,7 @@ vendors with every component that has pods. The API server's treatment of them i
 """
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,12 @@ def installations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ob
     )
     # With these, NVIDIA's agent has more rights: tests/integration/deploy/test_vendor_agents.py.
     rights = ("nvidia-without-cdi", "nvidia-memory-cap", "nvidia-mps")
-    others = ("nats-cluster", *rights)
+    others = ("nats-cluster", "region", *rights)  # a hub is no region of another one
     everything = [one for one in components if one.name not in others]
-    names = [copy / "components" / "bind-admission" / "example.yaml"]
+    everything.sort(key=lambda one: one.name == "hub")  # it extends nats
+    names = [directory / f"{name}.yaml" for name in ("bind-admission", "hub")]
+    for file in names:
+        shutil.copy(copy / "components" / file.stem / "example.yaml", file)
     whole = overlay(directory / "all", copy / "base", everything, files=names)
     return {
         "dev": rendered(copy / "overlays" / "dev"),
@@ -111,6 +115,7 @@ def test_pods_beside_the_services_are_held_to_a_level_of_pod_security(objects: l
         one["metadata"]["name"]: one["metadata"].get("labels", {}).get(LEVEL)
         for one in of_kind(objects, "Namespace")
     }
+    assert levels.pop("hami-default", "baseline") == "baseline"  # of the component default-tenant
     assert levels == {SERVICES: "restricted", AGENTS: "privileged"}
     for owner, namespace, pod in pods_of(objects):
         if namespace != SERVICES:
@@ -157,7 +162,9 @@ def test_no_account_has_the_rights_of_kube_scheduler_and_of_the_extender(
         in own
         <= {
             "hami-scheduler",
+            "hami-scheduler-defrag",
             "hami-scheduler-dra",
+            "hami-scheduler-idle",
             "hami-scheduler-kueue",
             "hami-scheduler-provisioning",
         }
