@@ -158,8 +158,8 @@ PLACED = '[[tests.expect]]\nmeasure = "placed"\n'
             "tests[0].expect[0].namespace: does not apply to packing_pct",
         ),
         (
-            BEGIN + TEST + PLACED + 'namespace = "nobody"\nmost = 1\n',
-            "placed: namespace: no pod of nobody arrives in the trace",
+            BEGIN + TEST + PLACED + 'namespace = "absent"\nmost = 1\n',
+            "placed: namespace: no pod of absent arrives in the trace",
         ),
         (BEGIN + TEST.replace('.json"]', '.txt"]') + PLACED + "most = 1\n", "give a stimulus log"),
         (BEGIN + TEST.replace('afternoon.json"', 'none.json"') + PLACED + "most = 1\n", "No such"),

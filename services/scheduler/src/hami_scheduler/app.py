@@ -99,7 +99,7 @@ from hami_scheduler.shell.provisioning import Provisioning
 from hami_scheduler.shell.quota import QuotaKeeper, register
 from hami_scheduler.shell.recorder import LogSettings, RecordedCore, Recorder
 from hami_scheduler.shell.recovery import Recovery
-from hami_scheduler.shell.resize import Ask, Resizer, nobody
+from hami_scheduler.shell.resize import Ask, Resizer, no_agent
 from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
 from hami_scheduler.shell.unasked import Unasked
@@ -139,7 +139,7 @@ class World(Struct, frozen=True, kw_only=True):
     clock: Clock
     is_connected: Callable[[], bool] = always
     """Returns whether the bus is connected; an in-memory bus always is."""
-    ask: Ask = nobody
+    ask: Ask = no_agent
     """Sends a request to the agent of a node."""
     past: PastEvents = nothing_stored
     """Reads the ledger and the devices of the last days."""

@@ -42,7 +42,7 @@ async def test_answers_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch)
         threads.append(threading.get_ident())
         return reduced(moment)
 
-    async def nobody_special() -> bool:
+    async def sees_own_namespace() -> bool:
         return False
 
     async with world.scheduler() as s:
@@ -65,7 +65,7 @@ async def test_answers_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch)
             body=b"",
             params={"namespace": "default", "pod": "p"},
         )
-        request.sees_everything = nobody_special
+        request.sees_everything = sees_own_namespace
         response = await moments.moment(request)
     assert isinstance(response, Response)
     found = json.loads(response.body)

@@ -33,7 +33,7 @@ from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Outside
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.idleevents import IdleEvents, NothingIdle
-from hami_scheduler.shell.resize import Ask, nobody
+from hami_scheduler.shell.resize import Ask, no_agent
 from tests.support import ledgercheck
 from tests.support.manualclock import ManualClock
 from tests.support.memorybus import (
@@ -259,7 +259,7 @@ class World:
         self.verifier = Verifier.from_pems([self.signer.public_pem()])
         self._ids = count(1)
         self.idle: IdleEvents = NothingIdle()
-        self.ask: Ask = nobody
+        self.ask: Ask = no_agent
 
     # --- changes by others -----------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ _decoder = msgspec.json.Decoder(ResizeRequest)
 _encoder = msgspec.json.Encoder()
 
 
-async def nobody(subject: str, data: bytes = b"") -> bytes:
+async def no_agent(subject: str, data: bytes = b"") -> bytes:
     """Raise ``Unavailable``: no agent can be reached."""
     del data
     raise Unavailable(peer="agent", detail=f"no agent answers on {subject}")
@@ -333,8 +333,8 @@ class Resizer:
             if all(
                 own.get(share.uuid)
                 and all(
-                    (now.file_mib, now.file_core_pct) == (share.memory_mib, share.core_pct)
-                    for now in own[share.uuid]
+                    (shown.file_mib, shown.file_core_pct) == (share.memory_mib, share.core_pct)
+                    for shown in own[share.uuid]
                 )
                 for share in wanted.shares
             ):
