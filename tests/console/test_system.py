@@ -4,6 +4,7 @@
 import pytest
 from playwright.async_api import Page, expect
 
+from hami_common.bus.grants import STREAMS
 from hami_sim.cluster import Cluster
 from tests.console.conftest import Check, Shoot
 
@@ -23,7 +24,7 @@ async def test_control_plane_that_keeps_up(
         await expect(replicas.get_by_role("row", name=service)).to_have_count(1)
     await expect(page.locator(".figure", has_text="Agents reporting")).to_contain_text("of 2 nodes")
     streams = page.get_by_role("table", name="Streams of the bus")
-    await expect(streams.get_by_role("row", name="available")).to_have_count(6)
+    await expect(streams.get_by_role("row", name="available")).to_have_count(len(STREAMS))
     consumers = page.get_by_role("table", name="Consumers")
     await expect(consumers.get_by_role("row", name="HAMI_EVENTS").first).to_be_visible()
     await no_violations(page)

@@ -5,11 +5,12 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
+import anyio
 import pytest
 from playwright.async_api import Page, expect
 
 from hami_sim.cluster import Cluster
-from tests.console.conftest import POD_MIB, Check, Shoot
+from tests.console.conftest import POD_MIB, SEEN_MS, Check, Shoot
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
 
@@ -78,10 +79,17 @@ async def test_fleet_of_a_time_names_its_holders(
     page: Page, cluster: Cluster, no_violations: Check
 ) -> None:
     await _open(page, cluster)
-    now = await _now(page)
-    await _show(page, now)
     table = page.get_by_role("table", name="Shares at that time")
-    for name in ("first", "second"):
+    names = ("first", "second")
+    with anyio.fail_after(SEEN_MS / 1000):
+        while True:  # pods that started less than a second ago are later than the time asked for
+            now = await _now(page)
+            await _show(page, now)
+            await expect(table).to_be_visible()
+            running = table.get_by_role("row").filter(has_text="running")
+            if await running.count() == len(names):
+                break
+    for name in names:
         node = (await cluster.pod(name)).spec.node_name
         row = table.get_by_role("row", name=f"default/{name}")
         cells = await row.get_by_role("cell").all_text_contents()

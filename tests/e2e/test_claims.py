@@ -98,11 +98,16 @@ async def test_claim_is_booked_prepared_limited_and_released(cluster: Cluster) -
         return all(of_claim[-1][1].op == "release" for of_claim in records)
 
     await cluster.until("claims are released", is_released)
-    assert [(one.state, one.code) for one in await cluster.states_of(NODE, uid)][-2:] == [
-        ("prepared", ""),
-        ("prepared", "unprepared"),
-    ]
-    assert list(cluster.cdi_directory.iterdir()) == []
+    states = [(one.state, one.code) for one in await cluster.states_of(NODE, uid)]
+    # The agent writes no state of a record that is released before it has seen the end of its use.
+    assert states[-2:] == [("prepared", ""), ("prepared", "unprepared")] or (
+        states[-1] == ("prepared", "")
+    )
+
+    async def is_cleared() -> bool:
+        return not list(cluster.cdi_directory.iterdir())
+
+    await cluster.until("CDI files are removed", is_cleared)
 
 
 async def test_admin_access_gives_all_devices_while_they_are_full(cluster: Cluster) -> None:

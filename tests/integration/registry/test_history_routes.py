@@ -241,10 +241,11 @@ def subjects_of(events: list[Event]) -> list[str]:
     return [event.data["subject"].removeprefix("hami.v1.event.") for event in events]
 
 
-async def until_copied(site: Site) -> None:
+async def until_copied(site: Site, *, token: str = "") -> None:
     """Wait until the server has copied both allocations and the state into the stream."""
+    query = "?since=0&follow=false&kind=allocation,state"
     with anyio.fail_after(20):
-        while len(await site.replay("?since=0&follow=false&kind=allocation,state")) < 3:
+        while len(await site.replay(query, token=token)) < 3:
             await anyio.sleep(0.05)
 
 
@@ -437,12 +438,8 @@ async def test_tenant_gets_its_own_events_and_no_names_of_others(nats_server: Na
             await site.use(minute, p=3.0 * minute, q=5.0 * minute)
         await site.decide()
         await site.breach()
-        with anyio.fail_after(20):
-            while True:
-                every = await site.replay("?since=0&follow=false", token=ADMIN)
-                if sum(".allocation." in event.data["subject"] for event in every) == 2:
-                    break
-                await anyio.sleep(0.05)
+        await until_copied(site, token=ADMIN)
+        every = await site.replay("?since=0&follow=false", token=ADMIN)
         own = await site.replay("?since=0&follow=false&namespace=team-a", token=TENANT)
         assert {name.split(".")[0] for name in subjects_of(own)} == {
             "allocation",

@@ -105,6 +105,51 @@ def test_allocation_older_than_the_stream_comes_from_the_read_model() -> None:
     ]
 
 
+def state(pod: str, word: str = "running") -> StateRecord:
+    return StateRecord(
+        state=word,  # type: ignore[arg-type]  # test data
+        allocation_id=f"id-{pod}",
+        node="n",
+        pod_uid=f"uid-{pod}",
+        namespace=f"team-{pod}",
+        pod=pod,
+        ledger_seq=3,
+        code="device-mismatch" if word == "failed" else "",
+        reason="no" if word == "failed" else "",
+    )
+
+
+def test_state_has_the_devices_of_its_allocation_in_any_order() -> None:
+    fold = TimelineFold("n", from_s=0)
+    fold.state_seen(state("a"), 1, 11)
+    fold.allocation_seen(allocation("reserve", 10), 2, 0)
+    fold.allocation_seen(allocation("release", 12), 3, 0)
+    fold.state_seen(state("a", "failed"), 4, 13)
+    fold.state_seen(state("b"), 5, 14)
+    older = allocation("reserve", 1, "b", uuid="B")
+    held = slices_of(
+        older.containers,
+        begin_s=1,
+        namespace=older.namespace,
+        pod=older.pod,
+        pod_uid=older.pod_uid,
+        allocation_id=older.allocation_id,
+        origin="",
+    )
+    found = answer(fold, held=held)
+    assert [(one.what, one.pod, one.uuids) for one in found.entries] == [
+        ("reserve", "a", ("A",)),
+        ("running", "a", ("A",)),
+        ("release", "a", ("A",)),
+        ("failed", "a", ("A",)),
+        ("running", "b", ("B",)),
+    ]
+    assert [one.what for one in answer(fold, held=held, uuid="B").entries] == ["running"]
+    late = TimelineFold("n", from_s=12)
+    late.state_seen(state("a"), 1, 11)
+    assert answer(late).entries == ()
+
+
 def test_changes_of_devices_are_differences() -> None:
     fold = TimelineFold("n", from_s=0)
     fold.devices_seen(devices(), 1, 1)
@@ -166,21 +211,7 @@ def test_tenant_sees_slices_of_others_without_names_and_no_entries_of_them() -> 
     fold.allocation_seen(allocation("reserve", 10), 3, 0)
     fold.allocation_seen(allocation("reserve", 11, "b", 700), 4, 0)
     fold.allocation_seen(allocation("release", 12, "b", 700), 5, 0)
-    fold.state_seen(
-        StateRecord(
-            state="failed",
-            allocation_id="id-a",
-            node="n",
-            pod_uid="uid-a",
-            namespace="team-a",
-            pod="a",
-            ledger_seq=3,
-            code="device-mismatch",
-            reason="no",
-        ),
-        6,
-        13,
-    )
+    fold.state_seen(state("a", "failed"), 6, 13)
     fold.partition_seen(partition("b"), 7, 0)
     fold.breach_seen(breach("memory"), 8, 0)
     fold.breach_seen(breach("compute", "b"), 9, 0)

@@ -97,6 +97,8 @@ class TimelineFold:
         self._node = node
         self._from_s = from_s
         self._entries: list[Entry] = []
+        self._states: list[tuple[str, Entry]] = []
+        """Entries of states without devices, by allocation ID."""
         self._open: dict[str, list[Slice]] = {}
         """Open slices by pod UID."""
         self._closed: list[Slice] = []
@@ -120,9 +122,14 @@ class TimelineFold:
         self._note(allocation_entry(record, shown, sequence, time_s))
 
     def state_seen(self, record: StateRecord, sequence: int, stored_s: float) -> None:
-        """Fold a state of an allocation."""
-        held = self._open.get(record.pod_uid, [])
-        self._note(state_entry(record, _uuids(held), sequence, stored_s))
+        """Fold a state of an allocation.
+
+        The two buckets are copied into the stream independently, so that a state may come before
+        its allocation: the answer adds the devices.
+        """
+        entry = state_entry(record, (), sequence, stored_s)
+        if entry.time_s >= self._from_s:
+            self._states.append((record.allocation_id, entry))
 
     def devices_seen(self, record: NodeDevices, sequence: int, stored_s: float) -> None:
         """Fold the devices of a vendor; each difference from the last ones is an entry."""
@@ -197,6 +204,13 @@ class TimelineFold:
             if (one.allocation_id, one.uuid) not in known | ended
             and one.allocation_id not in self._released
         ]
+        devices: dict[str, set[str]] = {}
+        for one in (*self._closed, *open_):
+            devices.setdefault(one.allocation_id, set()).add(one.uuid)
+        states = [
+            replace(entry, uuids=tuple(sorted(devices.get(allocation_id, ()))))
+            for allocation_id, entry in self._states
+        ]
         slices = [
             one if namespace in ("", one.namespace) else _anonymous(one)
             for one in (*self._closed, *open_)
@@ -204,7 +218,7 @@ class TimelineFold:
         ]
         entries = [
             one
-            for one in self._entries
+            for one in (*self._entries, *states)
             if (not uuid or uuid in one.uuids)
             and (not namespace or one.namespace == namespace or one.kind == "device")
         ]
