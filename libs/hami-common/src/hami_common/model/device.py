@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from hami_common.bounds import (
     PROFILES_MOST,
+    SHARES_MOST,
     Attributes,
     CapacityCorePct,
     CapacityMib,
@@ -28,6 +29,7 @@ from hami_common.bounds import (
     SignedInt64,
     Slots,
     Text,
+    Uid,
     Vendor,
     Word,
 )
@@ -82,6 +84,14 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return taken
 
 
+class Burst(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory of one device that a pod uses beyond its request, within its limit (ADR 52)."""
+
+    pod_uid: Uid
+    memory_mib: MemoryMib
+    """Above 0, in steps."""
+
+
 class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One accelerator as the node's driver describes it, before any configuration is applied."""
 
@@ -121,6 +131,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The vendor's driver limits the memory of each container on it, by its cgroup."""
     foreign_mib: MemoryMib = 0
     """Memory in use that no allocation covers, in steps; see the agent's ``usage.foreign``."""
+    bursts: Annotated[tuple[Burst, ...], Meta(max_length=SHARES_MOST)] = ()
+    """Memory that pods use beyond their requests, by pod."""
     attributes: Attributes = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
@@ -158,6 +170,9 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     foreign_mib: MemoryMib = 0
     """Memory that processes outside the ledger use beyond ``reserved_mib``: new shares do not get
     it, existing ones keep theirs."""
+    bursts: Annotated[tuple[Burst, ...], Meta(max_length=SHARES_MOST)] = ()
+    """Memory that pods use beyond their requests, by pod: new shares do not get it until these pods
+    end."""
     capacity_core_pct: CapacityCorePct = 100
     """Compute that may be handed out: 100 times the configured scaling."""
     slots: Slots = 10

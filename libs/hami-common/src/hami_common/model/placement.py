@@ -45,6 +45,10 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_mib: MemoryMib
     core_pct: CorePct = 0
     """0: no compute limit."""
+    memory_limit_mib: MemoryMib = 0
+    """Most memory while the device has memory that no share books; 0: ``memory_mib``."""
+    core_limit_pct: CorePct = 0
+    """Most compute while no other container computes on the device; 0: as configured."""
     exclusive: bool = False
     profile: Word = ""
     """Hardware partition that carries the share, by its name in ``Device.partitions``.

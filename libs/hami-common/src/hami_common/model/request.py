@@ -72,6 +72,10 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Nothing is booked then, yet a device without free compute is refused.
     """
+    memory_limit_mib: MemoryMib = 0
+    """As ``Share.memory_limit_mib``."""
+    core_limit_pct: CorePct = 0
+    """As ``Share.core_limit_pct``."""
     exclusive: bool = False
     """Excludes all other pods from the device."""
     profile: Word = ""

@@ -43,6 +43,10 @@ class DeviceLimit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: DeviceId
     memory_mib: MemoryMib
     core_pct: CorePct = 0
+    memory_limit_mib: MemoryMib = 0
+    """Upper bound of what the agent may grant beyond ``memory_mib``; 0: nothing beyond it."""
+    core_limit_pct: CorePct = 0
+    """Compute while no other container computes on the device; 0: by ``core_policy``."""
     exclusive: bool = False
 
 
@@ -70,6 +74,8 @@ def limits_of(shares: ContainerShares, *, allocation_id: str, core_policy: str =
                 uuid=s.uuid,
                 memory_mib=s.memory_mib,
                 core_pct=0 if s.mode else s.core_pct,
+                memory_limit_mib=s.memory_limit_mib,
+                core_limit_pct=0 if s.mode else s.core_limit_pct,
                 exclusive=s.exclusive,
             )
             for s in shares.shares
@@ -91,6 +97,10 @@ def _lines(limits: Limits) -> Iterable[str]:
         yield f"device.{i}.uuid={device.uuid}"
         yield f"device.{i}.memory_mib={device.memory_mib}"
         yield f"device.{i}.core_pct={device.core_pct}"
+        if device.memory_limit_mib:
+            yield f"device.{i}.memory_limit_mib={device.memory_limit_mib}"
+        if device.core_limit_pct:
+            yield f"device.{i}.core_limit_pct={device.core_limit_pct}"
         yield f"device.{i}.exclusive={int(device.exclusive)}"
 
 
@@ -121,6 +131,9 @@ def decode(text: str) -> Limits:
             )
         return number
 
+    def optional(key: str) -> int:
+        return number_of(key) if key in values else 0
+
     def text_of(key: str) -> str:
         if key not in values:
             raise WireInvalid(what="limits file", problem=f"{key} is missing")
@@ -137,6 +150,8 @@ def decode(text: str) -> Limits:
                 uuid=text_of(f"device.{i}.uuid"),
                 memory_mib=number_of(f"device.{i}.memory_mib"),
                 core_pct=number_of(f"device.{i}.core_pct"),
+                memory_limit_mib=optional(f"device.{i}.memory_limit_mib"),
+                core_limit_pct=optional(f"device.{i}.core_limit_pct"),
                 exclusive=number_of(f"device.{i}.exclusive") == 1,
             )
             for i in range(number_of("devices", SHARES_MOST))
