@@ -60,6 +60,7 @@ class NodeCluster(Cluster):
         programs: Programs,
         *,
         sync_s: int,
+        device_nodes: Sequence[str] = (),
     ) -> None:
         """Keep the node below ``disk``, which needs a short path."""
         claims = {"dra.cdi_dir": str(disk / "cdi"), "dra.region_dir": str(disk / "claims")}
@@ -70,6 +71,7 @@ class NodeCluster(Cluster):
         )
         self._disk = disk
         self._sync_s = sync_s
+        self._device_nodes = tuple(device_nodes)
         self._programs = programs
 
     def _add(
@@ -113,7 +115,11 @@ class NodeCluster(Cluster):
                 kubelet=Path(self._programs.path("kubelet")),
                 kubeconfig=kubeconfig,
                 client_ca=Path(cluster["certificate-authority"]),
-                devices=(*(f"nvidia{minor}" for minor in minors), *CONTROL_NODES),
+                devices=(
+                    *(f"nvidia{minor}" for minor in minors),
+                    *CONTROL_NODES,
+                    *self._device_nodes,
+                ),
                 configuration={"syncFrequency": f"{self._sync_s}s"},
                 images=(drive_image(),) if self.spec.nvml_library else (),
             ),
@@ -232,15 +238,23 @@ class _OnNode(Process):
 
 @asynccontextmanager
 async def run_node_cluster(
-    spec: ClusterSpec, programs: Programs, directory: Path, disk: Path, *, sync_s: int = 60
+    spec: ClusterSpec,
+    programs: Programs,
+    directory: Path,
+    disk: Path,
+    *,
+    sync_s: int = 60,
+    device_nodes: Sequence[str] = (),
 ) -> AsyncIterator[NodeCluster]:
     """A cluster that is ready on entry and gone on exit.
 
     ``sync_s``: kubelet's interval between syncs of a pod, until the next of which it does not try
-    again to prepare a claim.
+    again to prepare a claim. ``device_nodes``: names in /dev beside those of NVIDIA's devices.
     """
     async with anyio.create_task_group() as group:
-        cluster = NodeCluster(spec, directory, group, disk, programs, sync_s=sync_s)
+        cluster = NodeCluster(
+            spec, directory, group, disk, programs, sync_s=sync_s, device_nodes=device_nodes
+        )
         try:
             await cluster.start()
             yield cluster
