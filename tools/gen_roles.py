@@ -73,7 +73,11 @@ def _of_one(rule: Rule) -> str:
 def _of_all(path: str, rule: Rule) -> str:
     if "{namespace}" in path or rule.is_namespace_in_body:
         return "–"
-    return _joined((*rule.rights, *rule.if_clusterwide), names_scope=False) or "any valid token"
+    needed = _joined((*rule.rights, *rule.if_clusterwide), names_scope=False) or "any valid token"
+    if not rule.if_changing:
+        return needed
+    flags = " or ".join(f"`{name}`" for name in rule.changes)
+    return f"{needed}; with {flags} also {_joined(rule.if_changing, names_scope=False)}"
 
 
 def _joined(rights: tuple[Right, ...], *, names_scope: bool) -> str:

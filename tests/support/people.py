@@ -73,7 +73,7 @@ ALL: Mapping[str, set[str]] = {
     "/v1/checks": {"platform-admin"},
     "/v1/policies": {"platform-admin"},
     "/v1/cordon": {"platform-admin"},
-    "/v1/defrag": {"platform-admin"},
+    "/v1/defrag": _READERS,
     "/v1/snapshot": _PLANNERS,
     "/v1/whatif/simulate": _PLANNERS,
     "/v1/whatif/scale": _PLANNERS,
@@ -105,9 +105,16 @@ def guarded_by(auth: KubeAuth) -> dict[Route, httpd.Handler]:
 
 
 async def may(
-    guarded: Mapping[Route, httpd.Handler], route: Route, token: str, namespace: str
+    guarded: Mapping[Route, httpd.Handler],
+    route: Route,
+    token: str,
+    namespace: str,
+    **more: object,
 ) -> bool:
-    """Return whether the gate admits the bearer's request about a namespace, empty: about all."""
+    """Return whether the gate admits the bearer's request about a namespace, empty: about all.
+
+    ``more``: further fields of the body.
+    """
     method, path = route
     in_path = "{namespace}" in path
     request = httpd.Request(
@@ -115,7 +122,7 @@ async def may(
         path=path,
         query={"namespace": namespace} if namespace and not in_path else {},
         headers=CIMultiDict({"Authorization": f"Bearer {token}"}),
-        body=msgspec.json.encode({"namespace": namespace, "pod": "p"}),
+        body=msgspec.json.encode({"namespace": namespace, "pod": "p", **more}),
         params={"namespace": namespace} if in_path else {},
     )
     try:

@@ -86,6 +86,18 @@ async def test_each_route_admits_the_roles_that_may_call_it(
     assert await check(guarded, {account: account for account in SUBJECTS}) > 400
 
 
+@pytest.mark.parametrize("flag", [{"execute": True}, {"stop": True}, {"execute": "x"}])
+async def test_readers_plan_a_defragmentation_and_execute_none(
+    guarded: Mapping[Route, httpd.Handler], flag: dict[str, object]
+) -> None:
+    route = ("POST", "/v1/defrag")
+    for account in ("viewer", "developer", "queue-admin"):
+        assert await may(guarded, route, account, "", execute=False), account
+        assert not await may(guarded, route, account, "", **flag), account
+    assert await may(guarded, route, "platform-admin", "", **flag)
+    assert not await may(guarded, route, "tenant-platform-admin", "", execute=False)
+
+
 async def test_session_lists_the_routes_that_the_gate_admits(
     guarded: Mapping[Route, httpd.Handler],
 ) -> None:

@@ -65,6 +65,10 @@ class Rule(Struct, frozen=True, kw_only=True):
     if_clusterwide: tuple[Right, ...] = ()
     """Required in addition when the request names no namespace."""
     is_namespace_in_body: bool = False
+    if_changing: tuple[Right, ...] = ()
+    """Required in addition when a flag of ``changes`` in the body is not false."""
+    changes: tuple[str, ...] = ()
+    """Boolean fields of the body; without them the request only reads."""
 
 
 _CALLERS = Rule(rights=())
@@ -118,7 +122,9 @@ ROUTES: Final[Mapping[Route, Rule]] = {
     ("POST", "/v1/whatif/drain"): _SIMULATIONS,
     ("POST", "/v1/whatif/policy"): _SIMULATIONS,
     ("POST", "/v1/resize"): Rule(rights=(RESIZE,), is_namespace_in_body=True),
-    ("POST", "/v1/defrag"): Rule(rights=(*EVERYTHING, EVICT)),
+    ("POST", "/v1/defrag"): Rule(
+        rights=EVERYTHING, if_changing=(EVICT,), changes=("execute", "stop")
+    ),
     ("POST", "/v1/cordon"): Rule(rights=(CORDON,)),
 }
 """Every guarded route of the registry and the scheduler; tests compare it with their OpenAPI
@@ -211,7 +217,11 @@ ROLES: Final = (VIEWER, DEVELOPER, QUEUE_ADMIN, PLATFORM_ADMIN)
 
 def granted(role: Role) -> Iterator[Right]:
     """Return the rights of routes that the role grants, where it is bound."""
-    known = {right for rule in ROUTES.values() for right in (*rule.rights, *rule.if_clusterwide)}
+    known = {
+        right
+        for rule in ROUTES.values()
+        for right in (*rule.rights, *rule.if_clusterwide, *rule.if_changing)
+    }
     for right in sorted(known - {ALL_ALLOCATIONS}):
         if any(
             right.group in grant.groups

@@ -64,6 +64,7 @@ class _InBody(Struct, frozen=True):
 
 
 _in_body = msgspec.json.Decoder(_InBody)
+_object = msgspec.json.Decoder(dict[str, object])
 
 
 def _namespace_of(rule: Rule, request: Request) -> str:
@@ -73,9 +74,22 @@ def _namespace_of(rule: Rule, request: Request) -> str:
     return request.params.get("namespace") or request.query.get("namespace", "")
 
 
-def _accesses(rule: Rule, namespace: str) -> tuple[Access, ...]:
+def _accesses(rule: Rule, namespace: str, *, changes: bool = False) -> tuple[Access, ...]:
     rights = rule.rights if namespace else (*rule.rights, *rule.if_clusterwide)
+    if changes:
+        rights = (*rights, *rule.if_changing)
     return tuple(_access(right, namespace) for right in rights)
+
+
+def _changes(rule: Rule, body: bytes) -> bool:
+    """Return whether the body asks for a change; ``RequestInvalid`` when it is no JSON object."""
+    if not rule.changes:
+        return False
+    try:
+        fields = _object.decode(body)
+    except UNDECODABLE as error:
+        raise RequestInvalid(field="body", problem=str(error), fix="send a JSON object") from error
+    return any(fields.get(name, False) is not False for name in rule.changes)
 
 
 def _access(right: Right, namespace: str) -> Access:
@@ -260,7 +274,8 @@ def _own_pages(handler: Handler) -> Handler:
 def _guard(auth: KubeAuth, proxy: FrontProxy | None, handler: Handler, rule: Rule) -> Handler:
     async def guarded(request: Request) -> Response | StreamedResponse:
         credential = _credential(auth, proxy, request)
-        needed = _accesses(rule, _namespace_of(rule, request))
+        namespace, changes = _namespace_of(rule, request), _changes(rule, request.body)
+        needed = _accesses(rule, namespace, changes=changes)
         caller = await _judge(auth, credential, needed)
         request.caller = _counted_as(caller)
         request.sees_everything = partial(_may, auth, caller, _EVERYTHING)
