@@ -252,6 +252,12 @@ def test_interrupt_stops_after_the_step_and_releases_what_is_held(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_stop_by_another_caller_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(monkeypatch, moves=1)
+    monkeypatch.setattr(client, "send", lambda *_: Step(outcome="stopped", text="as asked"))
+    assert scheduler.run().execute("json") == 1
+
+
 def test_calls_go_on_while_the_scheduler_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(monkeypatch, moves=1)
 

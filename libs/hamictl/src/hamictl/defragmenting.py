@@ -29,6 +29,7 @@ REFUSALS_MOST: Final = 3
 """Steps that may be refused before the command gives up."""
 UNKNOWN: Final = "unknown"
 """Name of a pod whose eviction was not reported, because the scheduler ended before it answered."""
+_FINAL: Final = ("placed", "fits", "none", "stopped")
 _STATES: Final = ("held", "waiting", "evicted")
 """Outcomes with the number of pods that are still to be evicted."""
 
@@ -135,7 +136,7 @@ class Run:
                 click.echo(line)
                 shown = line
             refused += step.outcome == "refused"
-            is_over = step.outcome in ("placed", "fits", "none") or refused > REFUSALS_MOST
+            is_over = step.outcome in _FINAL or refused > REFUSALS_MOST
             if why or is_over:
                 return Summary(
                     outcome=step.outcome,

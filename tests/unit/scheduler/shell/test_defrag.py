@@ -2,10 +2,13 @@
 """Moves of running pods for a waiting one: places, evictions, budgets, crashes and the loop."""
 
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from hami_common.errors import NotFound
@@ -14,6 +17,7 @@ from hami_common.runtime.httpd import Request
 from hami_common.vendors.catalog import VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_scheduler.settings import DefragSettings
+from hami_scheduler.shell import defrag
 from hami_scheduler.shell.defrag import PATH
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_whatif import node
@@ -269,6 +273,26 @@ async def test_places_end_with_their_lease_when_the_calls_end() -> None:
     assert world.kube.evictions == []
 
 
+async def test_dry_run_releases_nothing() -> None:
+    world = await fragmented()
+    big = pod("big", 8000, owner="")
+    async with world.scheduler() as s:
+        world.add_pod(big)
+        await quiet()
+        assert (await step(s, execute=True))["outcome"] == "held"
+        assert (await step(s))["outcome"] == "held"
+        world.kube.remove(f"{PODS}/big")
+        await quiet()
+        before = held(world)
+        assert len(before) == 2
+        with pytest.raises(NotFound):
+            await step(s)
+        assert held(world) == before
+        with pytest.raises(NotFound):
+            await step(s, stop=True)
+        assert held(world) == []
+
+
 async def test_unknown_pod_is_not_found() -> None:
     world = await fragmented()
     async with world.scheduler() as s:
@@ -312,6 +336,76 @@ async def test_loop_moves_pods_within_its_budget_of_evictions() -> None:
         await world.advance(10 * STEP_S, *names)
         assert held(world) == []
         world.check_settled(*[builders.devices(name, memory_mib=10_000) for name in names])
+
+
+async def two_moves() -> World:
+    """Only ``big`` needs moves: two, of pods on n1."""
+    return await world_of(
+        (pod("a", 2000), "n1"),
+        (pod("b", 2000, owner="db"), "n1"),
+        (pod("c", 7000, owner=""), "n2"),
+        (pod("d", 7000, owner=""), "n3"),
+        nodes=["n1", "n2", "n3"],
+    )
+
+
+@pytest.mark.parametrize("stopper", ["s1", "s2"])
+async def test_loop_leaves_a_stopped_pod_while_an_evicted_one_keeps_its_place(stopper: str) -> None:
+    names = ["n1", "n2", "n3"]
+    world = await two_moves()
+    options = DefragSettings(enabled=True, wait_s=30.0, lease_s=600.0, run_s=2000.0)
+    async with world.scheduler(defrag=options) as s, world.scheduler("s2") as other:
+        world.add_pod(pod("big", 9000, owner=""))
+        await quiet()
+        while not world.kube.evictions:
+            await world.advance(STEP_S, *names)
+        assert len(held(world)) == 3
+        assert (await step(other if stopper == "s2" else s, stop=True))["outcome"] == "stopped"
+        (kept,) = held(world)
+        assert kept.pod == world.kube.evictions[0]
+        asked: list[str] = []
+        advance = s.scheduler.defrag.advance
+
+        async def seen(question: Any) -> Any:
+            asked.append(question.pod)
+            return await advance(question)
+
+        s.scheduler.defrag.advance = seen  # type: ignore[method-assign]
+        world.add_pod(pod("next", 9500, owner=""))
+        await world.advance(60 * STEP_S, *names)
+        assert set(asked) == {"next"}
+        assert held(world) == [kept]
+    assert world.kube.evictions == [kept.pod]
+
+
+async def test_stop_ends_a_search_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, release = threading.Event(), threading.Event()
+
+    def endless(*_: Any, **__: Any) -> None:
+        began.set()
+        release.wait(30)
+
+    world = await fragmented()
+    monkeypatch.setattr(defrag, "_planned", endless)
+    async with world.scheduler() as s, anyio.create_task_group() as group:
+        world.add_pod(pod("big", 8000, owner=""))
+        await quiet()
+        outcomes: list[str] = []
+
+        async def execute() -> None:
+            question = defrag.DefragQuestion(namespace="default", pod="big", execute=True)
+            outcomes.append((await s.scheduler.defrag.advance(question)).outcome)
+
+        group.start_soon(execute)
+        try:
+            with anyio.fail_after(20):
+                await anyio.to_thread.run_sync(began.wait)
+            with anyio.fail_after(1):
+                assert (await step(s, stop=True))["outcome"] == "stopped"
+        finally:
+            release.set()
+    assert outcomes == ["stopped"]
+    assert held(world) == []
 
 
 async def test_loop_forgets_a_pod_that_is_deleted_meanwhile() -> None:

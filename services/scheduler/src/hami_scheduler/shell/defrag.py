@@ -16,7 +16,7 @@ throughout.
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -91,6 +91,11 @@ class DefragQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: bool = False
     """Release what is held for pods that are not evicted yet, and report."""
 
+    @property
+    def is_dry(self) -> bool:
+        """Return whether the call only reads."""
+        return not (self.execute or self.stop)
+
 
 class DefragStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State of the defragmentation for a pod after a call."""
@@ -163,11 +168,17 @@ class Defrag:
             kube, component="hami-scheduler", clock=state.clock, instance=writer
         )
         self._turn = anyio.Lock()
+        self._dry_turn = anyio.Lock()
+        """Serializes dry runs, which delay no execution."""
         self._evicted_s: deque[float] = deque()
         """Times of the loop's evictions in the last interval."""
+        self._searches: dict[str, anyio.CancelScope] = {}
+        """Search of the execution that plans now, by purpose."""
         self._begun_s: dict[str, float] = {}
         """Time since which the loop works on a pod, by uid."""
         self._not_before_s: dict[str, float] = {}
+        self._held_uid = ""
+        """Waiting pod whose place was held after the last round of the loop."""
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         """Return the handler by method and path."""
@@ -186,7 +197,10 @@ class Defrag:
     async def advance(self, question: DefragQuestion) -> DefragStep:
         """Execute at most one step; ``NotFound``, ``Unavailable``: nothing was done."""
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        async with self._turn:
+        purpose = purpose_of(_KIND, question.namespace, question.pod)
+        if question.stop and (search := self._searches.get(purpose)) is not None:
+            search.cancel()
+        async with self._dry_turn if question.is_dry else self._turn:
             step = await self._advance(question)
         self._metrics.defrag_steps.labels(outcome=step.outcome).inc()
         return step
@@ -197,23 +211,12 @@ class Defrag:
         purpose = purpose_of(_KIND, question.namespace, question.pod)
         pod = self._find(question.namespace, question.pod)
         if pod is None:
-            await self._release(self._state.ledger.holdings_of_owner(purpose), "pod-gone")
+            if not question.is_dry:
+                await self._release(self._state.ledger.holdings_of_owner(purpose), "pod-gone")
             raise NotFound(what=f"pod {question.namespace}/{question.pod} that requests devices")
         now = progress(self._state.ledger, purpose, pod.uid, self._state.pods.get)
-        if question.stop:
-            await self._stop(now, "defrag-stopped")
-            return DefragStep(
-                outcome="stopped",
-                text=f"{len(now.outstanding)} replacements keep their places until they have"
-                " started, for at most the lease",
-            )
-        if pod.node:
-            await self._stop(now, "pod-placed")
-            if now.outstanding:
-                return _waiting(now, pod.node)
-            return DefragStep(
-                outcome="placed", text=f"the pod runs on node {pod.node}", node=pod.node
-            )
+        if question.stop or pod.node:
+            return await self._end(pod, now, question)
         if question.execute:
             await self._renew([*now.pending, *([now.wanted] if now.wanted else [])])
         if now.wanted is None:
@@ -234,6 +237,21 @@ class Defrag:
             )
         return await self._evict(pod, now, now.following, node)
 
+    async def _end(self, pod: PodFacts, now: Progress, question: DefragQuestion) -> DefragStep:
+        """End the run of a pod that has a node, or whose run is stopped."""
+        if not question.is_dry:
+            await self._stop(now, "defrag-stopped" if question.stop else "pod-placed")
+        if question.stop:
+            self._pause(pod.uid)
+            return DefragStep(
+                outcome="stopped",
+                text=f"{len(now.outstanding)} replacements keep their places until they have"
+                " started, for at most the lease",
+            )
+        if now.outstanding:
+            return _waiting(now, pod.node)
+        return DefragStep(outcome="placed", text=f"the pod runs on node {pod.node}", node=pod.node)
+
     def _find(self, namespace: str, name: str) -> PodFacts | None:
         found = [p for p in self._state.pods if (p.namespace, p.name) == (namespace, name)]
         return next((p for p in found if p.is_waiting() or (p.node and not p.is_finished)), None)
@@ -245,7 +263,16 @@ class Defrag:
         if pod.group or pod.claim:
             kind = "is a member of a gang" if pod.group else "gets its devices by a ResourceClaim"
             return DefragStep(outcome="none", text=f"the pod {kind}, for which no pod is moved")
-        plan = await self._plan(pod, question.moves)
+        with anyio.CancelScope() as search:
+            if question.execute:
+                self._searches[purpose] = search
+            try:
+                plan = await self._plan(pod, question.moves)
+            finally:
+                if question.execute:
+                    del self._searches[purpose]
+        if search.cancelled_caught:
+            return DefragStep(outcome="stopped", text="the search for a plan was stopped")
         if plan is None:
             return None
         found = plan.found
@@ -341,7 +368,8 @@ class Defrag:
             return None
         around = await read_around(self._kube, pod, self._settings)
         search = partial(_planned, taken, request, around, fixed=fixed, moves=moves)
-        return await anyio.to_thread.run_sync(search)
+        # A stop leaves the thread behind: it reads its own copies, and its trials are bounded.
+        return await anyio.to_thread.run_sync(search, abandon_on_cancel=True)
 
     def _protection(self, pod: PodFacts, other: PodFacts, covered: Covered) -> str:
         """Return why ``other`` must not be moved for ``pod`` now; empty: it may be."""
@@ -440,7 +468,12 @@ class Defrag:
         for times in (self._begun_s, self._not_before_s):
             for uid in [uid for uid in times if self._state.pods.get(uid) is None]:
                 del times[uid]
-        pod = self._next(now_s)
+        begun, ended = self._runs()
+        if self._held_uid and self._held_uid not in begun:
+            # Stopped through another replica, or bound.
+            self._pause(self._held_uid)
+        self._held_uid = ""
+        pod = self._state.pods.get(min(begun)) if begun else self._due(now_s, ended)
         if pod is None:
             return
         options = self._options
@@ -460,26 +493,40 @@ class Defrag:
         if step.outcome == "evicted":
             self._evicted_s.append(now_s)
         if step.outcome in ("placed", "fits", "none", "refused", "stopped"):
-            self._begun_s.pop(pod.uid, None)
-            self._not_before_s[pod.uid] = now_s + options.retry_s
+            self._pause(pod.uid)
+        elif step.node and not pod.node:
+            self._held_uid = pod.uid
 
-    def _next(self, now_s: float) -> PodFacts | None:
-        """Return the pod of the run that has begun, else the waiting pod that is due first."""
-        owned = {
-            one.record.held_for
-            for one in self._state.ledger.reserved()
-            if is_of_owner(one.record, _KIND)
-        }
-        pods = [pod for pod in self._state.pods if pod.node or pod.is_waiting()]
-        begun = [pod for pod in pods if purpose_of(_KIND, pod.namespace, pod.name) in owned]
-        if begun:
-            return min(begun, key=lambda pod: pod.uid)
+    def _pause(self, uid: str) -> None:
+        """Let the loop begin no run for a waiting pod for a while."""
+        self._begun_s.pop(uid, None)
+        self._not_before_s[uid] = self._clock.monotonic_s() + self._options.retry_s
+
+    def _runs(self) -> tuple[set[str], set[str]]:
+        """Return the pods whose runs have steps left, and those whose runs have ended.
+
+        After a stop, only places of evicted pods remain: they need no further step.
+        """
+        ledger, pods = self._state.ledger, self._state.pods
+        owned = {one.record.held_for for one in ledger.reserved() if is_of_owner(one.record, _KIND)}
+        begun: set[str] = set()
+        ended: set[str] = set()
+        for pod in pods if owned else ():
+            purpose = purpose_of(_KIND, pod.namespace, pod.name)
+            if purpose in owned and (pod.node or pod.is_waiting()):
+                now = progress(ledger, purpose, pod.uid, pods.get)
+                (begun if now.wanted or now.pending else ended).add(pod.uid)
+        return begun, ended
+
+    def _due(self, now_s: float, ended: Collection[str]) -> PodFacts | None:
+        """Return the waiting pod that is due first and of no run."""
         oldest_s = self._clock.now_s() - self._options.wait_s
         due = [
             pod
             for pod in self._state.pods.waiting()
             if not pod.is_gated
             and not pod.group
+            and pod.uid not in ended
             and pod.created_s <= oldest_s
             and self._not_before_s.get(pod.uid, now_s) <= now_s
         ]
