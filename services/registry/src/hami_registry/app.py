@@ -330,7 +330,7 @@ async def _start_following(
     idle = IdleWatch(
         bus=bus,
         history=parts.history,
-        projection=parts.views.projection,
+        views=parts.views,
         after_s=settings.idle_after_s,
         replica=parts.replica,
         clock=context.clock,

@@ -23,8 +23,8 @@ from hami_common.runtime.natsio.history import Event, History
 from hami_common.runtime.natsio.jetstream import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, store
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.idle import Due, IdleBook, event_id
-from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
+from hami_registry.shell.views import Views
 
 LOOK_S: Final = 5.0
 """Longest time between two searches for messages that are due."""
@@ -46,7 +46,7 @@ class IdleWatch:
         *,
         bus: Bus,
         history: History,
-        projection: Projection,
+        views: Views,
         after_s: float,
         replica: str,
         clock: Clock,
@@ -62,7 +62,7 @@ class IdleWatch:
             )
         self._bus = bus
         self._history = history
-        self._projection = projection
+        self._views = views
         self._after_s = after_s
         self._replica = replica
         self._clock = clock
@@ -92,8 +92,11 @@ class IdleWatch:
         sample = event.record(UsageRecord)
         if sample is None:
             return  # counted by the reader of the fleet
-        live = self._projection.live_records(sample.node)
-        book.fold(sample, live, self._projection.devices_of(sample.node))
+        if not self._views.ledger.is_complete:
+            return  # without its allocations; counters grow, so the next sample covers its time
+        projection = self._views.projection
+        live = projection.live_records(sample.node)
+        book.fold(sample, live, projection.devices_of(sample.node))
 
     async def _look(self, book: IdleBook) -> None:
         """Publish what is due; what the bus does not accept is due again at the next look."""

@@ -290,6 +290,9 @@ class _Bucket:
         self.sequence = 0
         """Newest revision read."""
         self.is_synced = False
+        """Read to its end at least once."""
+        self.is_complete = False
+        """Read to its end, and not being read again after a reconnect or a loss."""
 
     def entry(self, entry: Entry) -> None:
         self.sequence = max(self.sequence, entry.revision)
@@ -297,12 +300,13 @@ class _Bucket:
 
     def reset(self) -> None:
         self.sequence = 0
+        self.is_complete = False
         self._forget()
         self._fleet.reset(self._source)
 
     async def synced(self) -> None:
         self._fleet.complete(self._source, await self._identify(self._name))
-        self.is_synced = True
+        self.is_synced = self.is_complete = True
 
 
 def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
