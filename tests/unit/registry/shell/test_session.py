@@ -26,6 +26,9 @@ class Cluster:
     The tenant may get the allocations of ``team-a``.
     """
 
+    def __init__(self) -> None:
+        self.reviews: list[dict[str, str]] = []
+
     async def create(self, path: str, body: bytes) -> bytes:
         spec = msgspec.json.decode(body)["spec"]
         if path.endswith("tokenreviews"):
@@ -33,6 +36,7 @@ class Cluster:
             user = {"username": spec["token"]} if known else {}
             return msgspec.json.encode({"status": {"authenticated": known, "user": user}})
         about = spec["resourceAttributes"]
+        self.reviews.append(about)
         is_own = about.get("namespace") == "team-a" and about["resource"] == "allocations"
         return msgspec.json.encode({"status": {"allowed": spec["user"] == "admin" or is_own}})
 
@@ -85,6 +89,27 @@ async def test_caller_learns_the_routes_of_a_namespace() -> None:
     assert "GET /v1/fleet" not in found.routes
     other = await session(closed(), namespace="team-b", Authorization="Bearer tenant")
     assert other.routes == OPEN
+
+
+async def test_further_namespace_costs_the_reviews_of_that_namespace_alone() -> None:
+    cluster, clock = Cluster(), ManualClock()
+    kube: Any = cluster
+    gate = Gate(KubeAuth(lambda: kube, clock=clock))
+    await session(gate, namespace="team-a", Authorization="Bearer tenant")
+    await clock.advance(5.0)  # refusals of requests are asked again after 2 s
+    await session(gate, Authorization="Bearer tenant")
+    cluster.reviews.clear()
+    for name in ("team-b", "team-c", "team-b"):
+        await session(gate, namespace=name, Authorization="Bearer tenant")
+    assert {one.get("namespace", "") for one in cluster.reviews} == {"team-b", "team-c"}
+    namespaced = {
+        right for rule in roles.ROUTES.values() for right in rule.rights if not right.is_clusterwide
+    }
+    assert len(cluster.reviews) == 2 * len(namespaced) == 6
+    await clock.advance(6.0)
+    cluster.reviews.clear()
+    await session(gate, namespace="team-b", Authorization="Bearer tenant")
+    assert all(one.get("namespace", "") == "" for one in cluster.reviews)
 
 
 async def test_namespace_that_cannot_exist_is_refused() -> None:

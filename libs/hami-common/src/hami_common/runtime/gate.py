@@ -240,14 +240,20 @@ class Gate:
         return self._auth is None or await _may(self._auth, caller, _EVERYTHING)
 
     async def routes_of(self, caller: Caller | None, namespace: str) -> list[Route]:
-        """Return the routes that the caller may call for a namespace, empty: for all."""
-        found = list(OPEN)
-        for route, rule in ROUTES.items():
-            if self._auth is None or (
-                caller is not None and await _may(self._auth, caller, _accesses(rule, namespace))
-            ):
-                found.append(route)
-        return sorted(found)
+        """Return the routes that the caller may call for a namespace, empty: for all.
+
+        A further namespace of the same caller costs one review for each right that has one.
+        """
+        if self._auth is None:
+            return sorted((*OPEN, *ROUTES))
+        if caller is None:
+            return sorted(OPEN)
+        needed = {route: frozenset(_accesses(rule, namespace)) for route, rule in ROUTES.items()}
+        every = frozenset[Access]().union(*needed.values())
+        of_all = frozenset(access for access in every if not access.namespace)
+        has = await self._auth.granted(caller, of_all)
+        has |= await self._auth.granted(caller, every - of_all)
+        return sorted((*OPEN, *(route for route, rights in needed.items() if rights <= has)))
 
     def guarded(self, routes: Mapping[Route, Handler]) -> dict[Route, Handler]:
         """The same routes, each behind its rule."""

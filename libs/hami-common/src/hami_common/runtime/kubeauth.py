@@ -10,7 +10,7 @@ seconds.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -124,6 +124,7 @@ class KubeAuth:
         self._refused_ttl_s = refused_ttl_s
         self._callers: _Memory[Caller | None] = _Memory(clock)
         self._access: _Memory[bool] = _Memory(clock)
+        self._granted: _Memory[frozenset[Access]] = _Memory(clock)
 
     async def caller(self, token: str) -> Caller | None:
         """Return the owner of the token; ``None`` when the token is invalid or expired."""
@@ -169,6 +170,18 @@ class KubeAuth:
         status = _decode(raw, _AccessReview).status
         allowed = status.allowed and not status.denied
         return self._access.keep(key, allowed, self._ttl_s if allowed else self._refused_ttl_s)
+
+    async def granted(self, caller: Caller, accesses: Collection[Access]) -> frozenset[Access]:
+        """Return the accesses that the cluster's rules allow the caller.
+
+        The whole answer is cached for ``ttl_s``, its refusals too, so it may be twice as old: use
+        it to list permissions, not to admit a request.
+        """
+        key = (caller.username, caller.uid, caller.groups, frozenset(accesses))
+        if (known := self._granted.find(key)) is not None:
+            return known[0]
+        found = [access for access in accesses if await self.may(caller, access)]
+        return self._granted.keep(key, frozenset(found), self._ttl_s)
 
     async def _ask(self, path: str, version: str, kind: str, spec: Mapping[str, object]) -> bytes:
         kube = self._kube()
