@@ -221,6 +221,30 @@ def test_call_at_the_closing_gate_ends_the_parking(node: Node) -> None:
     assert node.phase(LOW) == "resident"
 
 
+def test_parking_ends_when_the_waiting_container_does(node: Node) -> None:
+    node.wants(HIGH)
+    node.step()
+    assert node.phase(LOW) == "draining"
+    del node.tenants[HIGH]
+    actions = node.step()
+    assert event_in(actions).reason == "vanished"
+    assert SetGate(key=LOW, is_open=True) in actions
+    assert node.phase(LOW) == "resident"
+    node.step(61)
+    node.tenants[HIGH] = tenant(HIGH, 0)
+    node.step()
+    assert begin(node).verb == "lock", "another container gets the memory at once"
+
+
+def test_parking_that_moves_memory_is_finished_for_a_container_that_ended(node: Node) -> None:
+    actions: list[Action] = node.answer(begin(node))
+    del node.tenants[HIGH]
+    for _ in range(3):
+        assert node.recaller.wanting == {HIGH}
+        actions = node.answer(call_in(actions))
+    assert event_in(actions).wanted_by == HIGH
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [

@@ -108,6 +108,7 @@ class Desk:
         )  # fmt: skip
         self.memory_mib = {OWN: 500}
         self.failures = 0
+        self.before_read: Callable[[], None] = lambda: None
         self.bells = Doorbells(directory / "pages")
         self.gates = Gates(self.bells)
         self.kube = FakeKube()
@@ -185,6 +186,7 @@ class Desk:
         if self.failures:
             self.failures -= 1
             raise RuntimeError
+        self.before_read()
         listed = self.on_device()
         return (
             DeviceUsage(
@@ -266,6 +268,24 @@ async def test_idle_container_is_parked_for_another_and_returns(desk: Desk) -> N
         await desk.until(lambda: desk.kube.events() == ["RecallParked", "RecallReturned"])
         assert desk.metric("hami_recall_parked_bytes") == 0
     assert desk.calls() == ["lock", "checkpoint", "restore", "unlock"]
+
+
+@pytest.mark.anyio
+async def test_move_counts_for_the_container_that_ended_before_it_was_done(desk: Desk) -> None:
+    def end_waiting() -> None:
+        if desk.state() == "locked":
+            for grant in list(desk.site.picture.grants.of_pod(HIGH[0])):
+                desk.site.picture.grants.remove(grant)
+            desk.site.picture.note_change()
+
+    async with desk.running():
+        await desk.until(lambda: desk.gates.is_open(LOW) is True, LOW)
+        desk.before_read = end_waiting
+        await desk.until(lambda: desk.state() == "checkpointed", HIGH)
+        await desk.until(lambda: bool(desk.watch.uses()))
+        (use,) = desk.watch.uses()
+    assert not list(desk.site.picture.grants.of_pod(HIGH[0]))
+    assert (use.for_pod, use.for_pod_uid, use.moves) == ("high", HIGH[0], 1)
 
 
 @pytest.mark.anyio

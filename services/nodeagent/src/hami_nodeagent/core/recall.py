@@ -58,6 +58,7 @@ Reason = Literal[
     "lock",
     "checkpoint",
     "restore",
+    "vanished",
 ]
 EventReason = Literal["RecallParked", "RecallReturned", "RecallFailed", "RecallRefused"]
 
@@ -378,6 +379,11 @@ class Recaller:
             one.phase == "parked" and one.is_waiting(now_s) for one in self._containers.values()
         )
 
+    @property
+    def wanting(self) -> set[ContainerKey]:
+        """Containers, present or ended, for which the present ones were parked last."""
+        return {one.wanted_by for one in self._containers.values() if one.wanted_by is not None}
+
     def shown(self, now_s: float) -> tuple[Shown, ...]:
         """Return the state of all containers with a gate."""
         return tuple(
@@ -544,6 +550,11 @@ class Recaller:
         now_s = facts.now_s
         if container.waits_at_s is not None and container.waits_at_s >= container.since_s:
             self._open(container, facts)  # it is not idle
+            return
+        if container.wanted_by is not None and container.wanted_by not in self._containers:
+            text = "stays on the device: the container that waited for the memory has ended"
+            self._tell(container, "RecallRefused", text, reason="vanished")
+            self._open(container, facts)  # for others it may be parked again at once
             return
         refused = self._refusal(container)
         if refused is not None:

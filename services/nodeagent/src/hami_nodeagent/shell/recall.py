@@ -121,6 +121,7 @@ class RecallWatch:
         self._told_s: dict[tuple[ContainerKey, str], float] = {}
         self._uses = RecallUses()
         self._holder_by_key: dict[ContainerKey, Holder] = {}
+        """Present containers, and ended ones for which memory was moved."""
         self._to_evict: set[ContainerKey] = set()
         self._has_run = False
         self._acted_s = 0.0
@@ -208,7 +209,11 @@ class RecallWatch:
         holders = holders_of(
             self._picture.entries_by_uid, self._picture.pods, self._picture.grants, devices
         )
-        self._holder_by_key = {key_of(one): one for one in holders}
+        wanting = self._recaller.wanting
+        self._holder_by_key = {
+            key: one for key, one in self._holder_by_key.items() if key in wanting
+        }
+        self._holder_by_key |= {key_of(one): one for one in holders}
         groups = groups_of(holders, devices, lambda key: self._gates.is_open(key) is not None)
         self._containers = {
             container_id: (pod.uid, container)
