@@ -86,6 +86,10 @@ class Place:
         path.write_text(self.keys[user].seed, encoding="ascii")
         return str(path)
 
+    def source(self) -> str:
+        """Token of the subjects of its sources."""
+        return grants.source_token(self.keys["regions"].seed)
+
     def settings(self) -> dict[str, str]:
         """Settings of the logins of a registry."""
         return {
@@ -140,13 +144,17 @@ async def run_fleet(directory: Path, names: Sequence[str]) -> AsyncIterator[Flee
         for name, place in regions.items():
             await group.start(links[name].run)
             denied = ", ".join(f'"{one}"' for one in grants.leaf_denials(name))
+            kept = ", ".join(f'"{one}"' for one in grants.KEPT_IN_REGION)
             remote = (
                 f"url: nats-leaf://{HOST}:{links[name].port}, account: {grants.REGIONS}, "
-                f"nkey: {place.keys['regions'].seed}, deny_imports: [{denied}]"
+                f"nkey: {place.keys['regions'].seed}, deny_imports: [{denied}], "
+                f"deny_exports: [{kept}]"
             )
             place.make_server(
                 config=f"leafnodes {{ remotes: [{{ {remote} }}] }}",
-                regions=grants.Regions(public=place.keys["regions"].public, region=name),
+                regions=grants.Regions(
+                    public=place.keys["regions"].public, region=name, source=place.source()
+                ),
             )
         for place in (hub, *regions.values()):
             stack.push_async_callback(place.server.stop)

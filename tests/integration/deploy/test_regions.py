@@ -115,7 +115,7 @@ def test_hub_names_its_regions_once(tmp_path: Path) -> None:
 def test_servers_hold_streams_and_copies(tmp_path: Path) -> None:
     limits = BusLimits()
     own = reserved_bytes(limits)
-    outbox = sum(one["max_bytes"] for one in regions.outbox(limits))
+    outbox = sum(one["max_bytes"] for one in regions.outbox(limits, source="x"))
     copies = sum(one["max_bytes"] for one in regions.copies("east", limits))
     assert file_store_gib("region") * GIB > (own + outbox) * 1.1
     assert file_store_gib("hub") * GIB >= own + 7 * copies
@@ -131,7 +131,9 @@ def test_servers_hold_streams_and_copies(tmp_path: Path) -> None:
 
 def test_server_accepts_the_files(tmp_path: Path) -> None:
     key = NKey.generate("user")
-    region = grants.Regions(public=key.public, region="east", hub=HUB)
+    region = grants.Regions(
+        public=key.public, region="east", source=grants.source_token(key.seed), hub=HUB
+    )
     env = {"POD_NAME": "hami-nats-0", "HAMI_REGION": "east", grants.SEED_VARIABLE: key.seed}
     assert accepts(tmp_path, "region", region, env) == ""
     assert key.seed not in (tmp_path / "accounts.conf").read_text()

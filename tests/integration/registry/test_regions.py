@@ -24,7 +24,9 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.natsio import Bus, NatsBucket, NatsPublisher
+from hami_common.runtime.natsio import Bus, BusLimits, NatsBucket, NatsPublisher
+from hami_common.runtime.natsio import regions as natsio_regions
+from hami_common.runtime.natsio.layout import ensure_streams
 from hami_registry.shell import regions
 from tests.support.hub import Fleet, run_fleet
 from tests.support.registry import report, run_registry, send
@@ -204,9 +206,10 @@ async def test_hub_and_region_reach_no_ledger_of_the_other(world: World) -> None
     fleet = world.fleet
     deliver = {"deliver_subject": f"$KV.{subjects.ALLOC_BUCKET}.gpu-1.x", "ack_policy": "none"}
     create = {"stream_name": subjects.EVENTS_STREAM, "config": deliver}
+    source = grants.source_api(fleet.regions["east"].source())
     async with fleet.hub.login("regions") as hub, fleet.regions["east"].login("regions") as east:
         for bus, subject in (
-            (hub, f"{grants.SOURCE_API}.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"),
+            (hub, f"{source}.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"),
             (hub, f"$JS.east.API.STREAM.DELETE.{subjects.EVENTS_STREAM}"),
             (hub, f"$JS.east.API.STREAM.PURGE.{subjects.EVENTS_STREAM}"),
             (hub, f"$JS.east.API.STREAM.INFO.{subjects.EVENTS_STREAM}"),
@@ -240,9 +243,39 @@ async def test_region_receives_nothing_of_another(world: World) -> None:
     assert [one.subject for one in found if b"hidden" in one.data or "west" in one.subject] == []
 
 
+async def test_hub_does_not_learn_the_subjects_of_a_region_s_sources(world: World) -> None:
+    """A hub that was taken over subscribes to everything while the region declares its copies."""
+    east = world.fleet.regions["east"]
+    limits = BusLimits()
+    async with (
+        world.fleet.hub.login("regions") as hub,
+        east.login("regions") as region,
+        hub.subscribe(">") as heard,
+    ):
+        await anyio.sleep(1.0)  # the region's server learns of the subscription
+        outbox = natsio_regions.outbox(limits, source=east.source())
+        await ensure_streams(region, outbox, timeout_s=20.0)
+        # A consumer of the copy's own, as a source that reconnects creates it.
+        await region.request(f"$JS.API.STREAM.INFO.{subjects.EVENTS_STREAM}")
+        await world.allocate("east", "seen")
+        await world.until_pods("east", {"first-east", "seen"}, RIGHT_S)
+        found = []
+        with anyio.move_on_after(2.0):
+            while True:
+                found += await heard.receive(timeout_s=0.5)
+        await world.allocate("east", "seen", op="release")
+        await world.until_pods("east", {"first-east"}, RIGHT_S)
+    assert any(b"seen" in one.data for one in found), "the hub hears what it may copy"
+    token = east.source()
+    assert [
+        one.subject for one in found if token in one.subject or token.encode() in one.data
+    ] == []
+
+
 async def test_hub_reaches_no_ledger_through_answers_and_deliveries(world: World) -> None:
     """Answers and deliveries of the region's JetStream go to subjects that the hub chooses."""
-    target = f"{grants.SOURCE_API}.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"
+    source = grants.source_api(world.fleet.regions["east"].source())
+    target = f"{source}.CONSUMER.CREATE.{subjects.EVENTS_STREAM}"
     config = {"ack_policy": "none", "deliver_policy": "all"}
     evil = {**config, "deliver_subject": f"$KV.{subjects.ALLOC_BUCKET}.gpu-1.evil"}
     request = msgspec.json.encode({"stream_name": subjects.EVENTS_STREAM, "config": evil})

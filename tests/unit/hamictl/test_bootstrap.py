@@ -59,3 +59,16 @@ def test_key_that_the_server_would_not_accept_is_refused(
     done = run("--leaves", text)
     assert (done.exit_code, installations) == (EXIT_INPUT, [])
     assert "is not REGION=KEY" in done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--region", "hub", "--hub", "tls://h:7422"), ("--leaves", f"hub={KEY}")],
+    ids=["region", "leaf"],
+)
+def test_region_called_hub_is_refused_with_the_fix(
+    installations: list[Installation], words: tuple[str, ...]
+) -> None:
+    done = run(*words)
+    assert (done.exit_code, installations) == (EXIT_INPUT, [])
+    assert "choose another, such as hub-east" in done.output

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from hami_common.bus import grants, subjects
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import WireInvalid
 
 NODE, OTHER, UID = "gpu-1.zone.example", "gpu-2", "6f0c2b1e-0000-4d00-8000-000000000000"
@@ -117,3 +118,22 @@ def test_region_receives_only_requests_to_itself() -> None:
     heard = found["UEAST"]["permissions"]["subscribe"]["allow"]
     assert "$JS.east.API.CONSUMER.>" in heard
     assert not any(covers(one, "$JS.S.delivery") or "west" in one for one in heard)
+
+
+def test_sources_of_a_region_have_random_subjects_that_stay_in_the_region() -> None:
+    users = dict.fromkeys(grants.STATIC_USERS, "UKEY")
+    seeds = [NKey.generate("user").seed for _ in range(2)]
+    tokens = [grants.source_token(seed) for seed in seeds]
+    assert tokens[0] != tokens[1]
+    assert grants.source_token(seeds[0] + "\n") == tokens[0], "a file may end with a newline"
+    assert len(tokens[0]) == 32
+    assert not any(tokens[0] in seed for seed in seeds)
+    region = grants.Regions(public="U", region="east", source=tokens[0], hub="tls://h:1")
+    text = grants.server_config(issuer="A", users=users, regions=region)
+    assert f'"hami.source.{tokens[0]}.API.CONSUMER.CREATE.HAMI_EVENTS"' in text
+    for subject in (grants.source_api(tokens[0]), grants.source_delivery(tokens[0])):
+        assert any(covers(one, f"{subject}.x") for one in grants.KEPT_IN_REGION)
+    with pytest.raises(WireInvalid, match="token"):
+        grants.server_config(
+            issuer="A", users=users, regions=grants.Regions(public="U", region="east")
+        )

@@ -60,3 +60,9 @@ def test_subjects_of_another_bucket_or_feed_are_refused() -> None:
         subjects.key_of("hami_alloc", "$KV.hami_allocation.n.u")
     with pytest.raises(WireInvalid, match="does not begin with"):
         subjects.parse_alloc_feed("hami.v1.event.n.u")
+
+
+def test_region_may_not_have_the_name_of_the_hub() -> None:
+    assert subjects.region("hub-east") == "hub-east"
+    with pytest.raises(WireInvalid, match="choose another, such as hub-east"):
+        subjects.region(subjects.HUB)

@@ -19,6 +19,7 @@ subject, the ledger included. Between accounts an answer reaches only the reques
 Pure: subjects in, permissions and text out.
 """
 
+import hmac
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,10 +32,8 @@ from hami_common.vendors.catalog import Catalog
 
 HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
 REGIONS = "REGIONS"
-SOURCE_API = "hami.source.API"
-"""Prefix under which ``REGIONS`` reaches the part of the API of ``HAMI`` that its sources need."""
-SOURCE_DELIVERY = "hami.source.deliver"
-"""Prefix of the subjects on which these sources get their messages."""
+SOURCE_PREFIX = "hami.source"
+"""First tokens of the subjects by which ``REGIONS`` reads ``HAMI``; a random one follows."""
 INBOX = "_INBOX"
 API = "$JS.API"
 AUTH_REQUESTS = "$SYS.REQ.USER.AUTH"
@@ -76,8 +75,11 @@ HUB_CA_FILE = "/hub-ca/ca.crt"
 SEED_VARIABLE = "HAMI_REGION_SEED"
 """Environment variable of a region's server with the seed of its login at the hub."""
 SEED_PLACE = "seed from the environment"
-HUB = "hub"
+HUB = subjects.HUB
 """JetStream domain of a hub."""
+KEPT_IN_REGION = (f"{SOURCE_PREFIX}.>", f"{API}.>", "$JS.EVENT.>", f"{INBOX}.>")
+"""Subjects of ``REGIONS`` that a region does not send to its hub, for ``deny_exports``: what is
+published on them would tell a hub that subscribes to everything the names of the sources."""
 _BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKETS)
 
 
@@ -88,6 +90,8 @@ class Regions(Struct, frozen=True, kw_only=True):
     """Key with which the registry logs in to ``REGIONS``."""
     region: str = ""
     """Name of this region, whose streams are copied; empty: this is the hub."""
+    source: str = ""
+    """In a region: its ``source_token``."""
     leaf_by_region: Mapping[str, str] = {}
     """In the hub: the key with which each region's servers log in."""
     hub: str = ""
@@ -334,6 +338,25 @@ def claims(grant: Grant, *, name: str, ends_s: int) -> dict[str, Any]:
     }
 
 
+def source_token(seed: str) -> str:
+    """Return the random token of an installation in the subjects of its sources.
+
+    Derived from the seed of the region's login, which the server's configuration and the registry
+    both have and the hub has not: nobody else can name these subjects. 128 bits.
+    """
+    return hmac.new(seed.strip().encode(), SOURCE_PREFIX.encode(), "sha256").hexdigest()[:32]
+
+
+def source_api(token: str) -> str:
+    """Prefix under which ``REGIONS`` reaches the part of the API of ``HAMI`` that it needs."""
+    return f"{SOURCE_PREFIX}.{token}.API"
+
+
+def source_delivery(token: str) -> str:
+    """Prefix of the subjects on which the sources in ``REGIONS`` get their messages."""
+    return f"{SOURCE_PREFIX}.{token}.deliver"
+
+
 def leaf_denials(region: str) -> tuple[str, ...]:
     """Subjects that a hub may not send into a region, for ``deny_imports`` of its leaf node.
 
@@ -352,6 +375,7 @@ def _remote(regions: Regions) -> dict[str, Any]:
                 "url": regions.hub,
                 "account": REGIONS,
                 "deny_imports": list(leaf_denials(regions.region)),
+                "deny_exports": list(KEPT_IN_REGION),
                 "tls": {"ca_file": HUB_CA_FILE},
                 "nkey": SEED_PLACE,
             }
@@ -373,22 +397,25 @@ def _regions(regions: Regions, accounts: Mapping[str, dict[str, Any]]) -> dict[s
     account: dict[str, Any] = {"jetstream": {"max_bytes_required": True}, "users": users}
     if not regions.region:
         return account
+    if not regions.source:
+        raise WireInvalid(what="keys of the bus", problem="the region has no token of its sources")
+    delivery = f"{source_delivery(regions.source)}.>"
     sources = [f"{API}.CONSUMER.CREATE.{stream}" for stream in SOURCED_STREAMS]
     accounts[HAMI]["exports"] += [
         *({"service": subject, "accounts": [REGIONS]} for subject in sources),
         {"service": "$JS.FC.>", "accounts": [REGIONS]},
-        {"stream": f"{SOURCE_DELIVERY}.>", "accounts": [REGIONS]},
+        {"stream": delivery, "accounts": [REGIONS]},
     ]
     account["imports"] = [
         *(
             {
                 "service": {"account": HAMI, "subject": subject},
-                "to": subject.replace(API, SOURCE_API, 1),
+                "to": subject.replace(API, source_api(regions.source), 1),
             }
             for subject in sources
         ),
         {"service": {"account": HAMI, "subject": "$JS.FC.>"}},
-        {"stream": {"account": HAMI, "subject": f"{SOURCE_DELIVERY}.>"}},
+        {"stream": {"account": HAMI, "subject": delivery}},
     ]
     return account
 

@@ -24,6 +24,8 @@ DEAD_LETTERS_STREAM = "HAMI_DEAD_LETTERS"
 BUCKETS = (DEVICES_BUCKET, ALLOC_BUCKET, STATE_BUCKET)
 """Buckets with keys of nodes. ``POLICIES_BUCKET`` has keys ``<policy>.<digest>``, of schedulers."""
 
+HUB = "hub"
+"""JetStream domain of a hub; no region has this name."""
 REGION_PREFIX = "region"
 """First token of the subjects under which a hub stores the events of regions."""
 
@@ -120,6 +122,11 @@ def region(name: str) -> str:
         raise WireInvalid(
             what=f"region {name[:40]!r}",
             problem="is not a name of 1 to 32 lower case letters, digits and '-'",
+        )
+    if name == HUB:
+        raise WireInvalid(
+            what=f"region {name!r}",
+            problem="has the name of the hub's own streams: choose another, such as hub-east",
         )
     return name
 

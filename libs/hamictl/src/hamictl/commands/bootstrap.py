@@ -191,6 +191,12 @@ def bootstrap(  # noqa: PLR0913 - one argument per option
     if bool(region) != bool(hub) or (region and leaves is not None):
         text = "give --region and --hub in a region, --leaves in a hub, and none of them elsewhere"
         raise InputRefused(text)
+    if region:
+        try:
+            subjects.region(region)
+        except WireInvalid as error:
+            text = f"--region: {error}"
+            raise InputRefused(text) from error
     installation = Installation(
         namespace=namespace,
         agents_namespace=agents_namespace,
@@ -269,6 +275,7 @@ async def _bus(kube: KubeApi, installation: Installation) -> list[str]:
     done = []
     namespace = installation.namespace
     public: dict[str, str] = {}
+    source = ""
     is_hub = installation.leaf_by_region is not None
     copies = {BUS_REGIONS: {"seed": _REGIONS}} if installation.region or is_hub else {}
     for name, users in {**BUS_SECRETS, **copies}.items():
@@ -282,12 +289,15 @@ async def _bus(kube: KubeApi, installation: Installation) -> list[str]:
         data = _data(secret)
         for key, user in users.items():
             public[user] = NKey.from_seed(data[key].decode()).public
+            if user == _REGIONS:
+                source = grants.source_token(data[key].decode())
     issuer = public.pop(_ISSUER)
     regions = None
     if key := public.pop(_REGIONS, ""):
         regions = grants.Regions(
             public=key,
             region=installation.region,
+            source=source,
             hub=installation.hub,
             leaf_by_region=installation.leaf_by_region or {},
         )

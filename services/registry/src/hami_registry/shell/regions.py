@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -16,7 +17,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from hami_common.bus import grants, subjects
-from hami_common.errors import HamiError, NotFound, RequestInvalid, WireInvalid
+from hami_common.errors import HamiError, NotFound, RequestInvalid, SettingsInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
@@ -145,6 +146,15 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
+def _check_region(name: str, *, field: str) -> None:
+    try:
+        subjects.region(name)
+    except WireInvalid as error:
+        raise SettingsInvalid(
+            field=field, problem=str(error), fix="give the names of docs/regions.md"
+        ) from error
+
+
 class _Region:
     """Content of one region, as far as the hub has copied it."""
 
@@ -187,8 +197,9 @@ class Regions:
 
     def __init__(self, settings: Settings, *, clock: Clock, listeners: Places) -> None:
         """``listeners`` bounds open streams of events."""
-        for name in settings.regions:
-            subjects.region(name)
+        for field, names in (("regions", settings.regions), ("region", (settings.region,))):
+            for name in filter(None, names):
+                _check_region(name, field=field)
         self._settings = settings
         self._clock = clock
         self._listeners = listeners
@@ -407,9 +418,9 @@ def copy_region(
 ) -> None:
     """Keep the copies of this region, from which a hub reads."""
     limits = BusLimits(replicas=settings.bus_replicas)
-    keeping = partial(
-        regions.keep_copies, bus, regions.outbox(limits), timeout_s=settings.start_timeout_s
-    )
+    source = grants.source_token(Path(settings.regions_seed_file).read_text(encoding="ascii"))
+    outbox = regions.outbox(limits, source=source)
+    keeping = partial(regions.keep_copies, bus, outbox, timeout_s=settings.start_timeout_s)
     group.start_soon(supervisor.keep, "copies for the hub", keeping)
     sweeping = partial(
         sweep, bus, clock, ledger=subjects.ALLOC_BUCKET, states=subjects.STATE_BUCKET

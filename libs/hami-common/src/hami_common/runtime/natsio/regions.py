@@ -34,18 +34,17 @@ class CopyStatus(Struct, frozen=True, kw_only=True):
     """Events that are stored."""
 
 
-def outbox(limits: BusLimits) -> list[dict[str, Any]]:
-    """Configuration of the copies in a region, for ``ensure_streams``."""
+def outbox(limits: BusLimits, *, source: str) -> list[dict[str, Any]]:
+    """Configuration of the copies in a region, for ``ensure_streams``.
+
+    ``source``: the ``source_token`` of the installation.
+    """
+    external = {"api": grants.source_api(source), "deliver": grants.source_delivery(source)}
     return [
         {
             **_common(limits),
             "name": stream,
-            "sources": [
-                {
-                    "name": stream,
-                    "external": {"api": grants.SOURCE_API, "deliver": grants.SOURCE_DELIVERY},
-                }
-            ],
+            "sources": [{"name": stream, "external": external}],
             **_retention(stream, limits),
         }
         for stream in grants.SOURCED_STREAMS
