@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import anyio
+import msgspec
 import pytest
 
 from hami_common.compat import volcano
@@ -313,6 +314,40 @@ async def test_pods_with_claims_of_users_are_listed_with_their_claim(site: Site)
         ("user", NODE, "c"),
     ]
     assert [one.pod for one in planned.pods_by_claim] == ["user"]
+
+
+class OneClaimList:
+    """An API server with these claims, and nothing else."""
+
+    def __init__(self, *documents: Any) -> None:
+        self._body = msgspec.json.encode({"items": documents, "metadata": {}})
+
+    async def list_pages(self, path: str, **_: Any) -> list[bytes]:
+        return [self._body] if "resourceclaims" in path else []
+
+
+@pytest.mark.parametrize("data", [{"memory": "2000Mi"}, ["odd"], {"deep": {"a": 1}}])
+async def test_claims_of_other_drivers_are_not_decoded(data: Any) -> None:
+    own, foreign = (
+        claims.claim(name, claims.result("GPU-1", NODE, driver=driver), reserved_for=("user",))
+        for name, driver in (("c", DRIVER), ("other", "gpu.example"))
+    )
+    for document in (own, foreign):
+        (one,) = document["status"]["allocation"]["devices"]["results"]
+        status = {name: one[name] for name in ("driver", "pool", "device")}
+        document["status"]["devices"] = [{**status, "data": data}]
+    foreign["status"]["reservedFor"] = "unknown form"
+    kube: Any = OneClaimList(own, foreign)
+    uninstaller = Uninstaller(
+        kube,
+        namespace="hami-system",
+        agents_namespace="hami-agents",
+        clock=SystemClock(),
+        node_limit_s=1,
+        kubelet_limit_s=0,
+        report=print,
+    )
+    assert [(one.pod, one.claim) for one in await uninstaller.pods()] == [("user", "c")]
 
 
 async def test_slices_of_our_driver_are_deleted_and_others_stay(site: Site) -> None:

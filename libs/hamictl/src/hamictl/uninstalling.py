@@ -31,6 +31,7 @@ from hami_common.compat import hamiformat, volcano
 from hami_common.dra.claims import ResourceClaim
 from hami_common.dra.names import DRIVER, GROUP, VERSION, node_of_any_pool
 from hami_common.errors import Conflict, HamiError, NotFound
+from hami_common.events.codec import decode
 from hami_common.pods import annotations
 from hami_common.ports import Clock, KubeApi
 from hami_common.skus.expansion import ACCELERATORS
@@ -168,7 +169,9 @@ class Uninstaller:
                 node=nodes[0],
                 claim=claim.metadata.name,
             )
-            for claim in map(_claim_of, await self._dra_objects("resourceclaims"))
+            for claim in map(
+                _claim_of, filter(_has_our_devices, await self._dra_objects("resourceclaims"))
+            )
             if (nodes := _nodes_of(claim))
             for consumer in claim.consumers()
         ]
@@ -529,8 +532,18 @@ def removal_pod(program: Program, node: str, *, name: str, limit_s: float) -> Do
     }
 
 
+def _has_our_devices(claim: Document) -> bool:
+    """Return whether a claim has devices of our driver; those of others are not decoded."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return any(one.get("driver") == DRIVER for one in results)
+
+
 def _claim_of(document: Document) -> ResourceClaim:
-    return msgspec.convert(document, ResourceClaim)
+    metadata = document["metadata"]
+    what = f"ResourceClaim {metadata.get('namespace')}/{metadata.get('name')}"
+    # As JSON: the status of a device is any document, which the type keeps as it is.
+    return decode(msgspec.json.encode(document), ResourceClaim, what=what)
 
 
 def _nodes_of(claim: ResourceClaim) -> list[str]:
