@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of the class ``hami-whole`` that ask for a part, on a real API server with the policy."""
+"""Claims against the policies of the component ``dra``, on a real API server.
+
+Claims of the class ``hami-whole`` that ask for a part, and pods that name the claim of another.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import anyio
 import pytest
 import yaml
 
-from hami_common.dra.names import GROUP
+from hami_common.dra.names import DRIVER, GROUP, pool_name
+from hami_common.pods.annotations import MANAGED_LABEL
 from hami_sim.kubernetes import run_control_plane
 from tests.cluster.needs import control_plane_or_skip
 from tests.support.kubeclient import KubeClient, StatusError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.shares_cluster]
 
-POLICY = Path(__file__).parents[2] / "deploy/kustomize/components/dra/whole-policy.yaml"
+DRA = Path(__file__).parents[2] / "deploy/kustomize/components/dra"
+CLAIMS = f"resourceclaims.{GROUP}"
 COLLECTIONS = {
     "ValidatingAdmissionPolicy": "validatingadmissionpolicies.admissionregistration.k8s.io",
     "ValidatingAdmissionPolicyBinding": (
@@ -56,8 +62,9 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kube
     programs = control_plane_or_skip()
     folder = tmp_path_factory.mktemp("whole")
     async with run_control_plane(folder, programs) as plane, KubeClient(plane.access()) as admin:
-        for document in yaml.safe_load_all(POLICY.read_text(encoding="utf-8")):
-            await admin.create(COLLECTIONS[document["kind"]], document)
+        for name in ("whole-policy.yaml", "pod-claims-policy.yaml"):
+            for document in yaml.safe_load_all((DRA / name).read_text(encoding="utf-8")):
+                await admin.create(COLLECTIONS[document["kind"]], document)
         with anyio.fail_after(KNOWN_S):
             while not await refusal_of(admin, "resourceclaims", exactly("hami-whole", **PART)):
                 await anyio.sleep(0.05)
@@ -82,3 +89,55 @@ async def test_request_of_a_whole_device_names_no_amount(
     text = await refusal_of(client, kind, *requests)
     assert problem in text
     assert bool(text) == bool(problem)
+
+
+OTHER = str(UUID(int=2))
+
+
+async def claim_of(client: KubeClient, name: str, **metadata: Any) -> None:
+    request = {"name": "r", "exactly": {"deviceClassName": "hami-share"}}
+    document = {
+        "metadata": {"name": name, **metadata},
+        "spec": {"devices": {"requests": [request]}},
+    }
+    await client.create(CLAIMS, document, "default")
+    result = {"request": "r", "driver": DRIVER, "pool": pool_name("n"), "device": "gpu-0"}
+    await client.patch(
+        CLAIMS,
+        name,
+        {"status": {"allocation": {"devices": {"results": [result]}}}},
+        namespace="default",
+        subresource="status",
+    )
+
+
+async def reserved(client: KubeClient, name: str, *uids: str) -> str:
+    """Reserve a claim for pods, as kube-scheduler does; returns why it is refused."""
+    users = [{"resource": "pods", "name": f"pod-{uid[-1]}", "uid": uid} for uid in uids]
+    status = {"status": {"reservedFor": users}}
+    try:
+        await client.patch(CLAIMS, name, status, namespace="default", subresource="status")
+    except StatusError as error:
+        return str(error)
+    return ""
+
+
+async def test_claim_of_a_pod_is_reserved_for_no_other(client: KubeClient) -> None:
+    spec = {"containers": [{"name": "main", "image": "x"}], "automountServiceAccountToken": False}
+    pod = await client.create("pods", {"metadata": {"name": "pod-1"}, "spec": spec}, "default")
+    own_uid = pod["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-1", "uid": own_uid, "controller": True}
+    ours = {MANAGED_LABEL: "true"}
+    await claim_of(client, "own", labels=ours, ownerReferences=[owner])
+    await claim_of(client, "of-user", labels=ours)
+    await claim_of(client, "generated", ownerReferences=[owner])
+    with anyio.fail_after(KNOWN_S):
+        while not await reserved(client, "own", OTHER):
+            await reserved(client, "own")
+            await anyio.sleep(0.05)
+    assert await reserved(client, "own", own_uid) == ""
+    refusal = await reserved(client, "own", own_uid, OTHER)
+    assert "the claim belongs to another pod" in refusal
+    assert await reserved(client, "own") == ""
+    for shared in ("of-user", "generated"):
+        assert await reserved(client, shared, own_uid, OTHER) == "", shared
