@@ -15,6 +15,7 @@ from hami_common.model.placement import ContainerShares, Share
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.podclaim import (
+    StoredClaim,
     allocate_document,
     claim_document,
     clear_document,
@@ -257,3 +258,25 @@ def test_devices_that_are_not_published_are_excluded_for_claims_only() -> None:
     claimed = as_claimed(request, claim="hami-1")
     assert on_published(claimed, [A100]) is claimed
     assert on_published(claimed, [A100, recall]).selectors["nvidia"].deny_uuids == ("GPU-r",)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_older"),
+    [
+        ("9", "10", True),
+        ("10", "9", False),
+        ("10", "10", False),
+        ("9a", "10b", False),  # no number: counts as newer
+        ("", "10", False),
+    ],
+)
+def test_version_is_older_only_if_both_are_numbers(own: str, other: str, *, is_older: bool) -> None:
+    document = claims.claim("c")
+    one, two = (
+        StoredClaim.of(json.dumps(changed).encode())
+        for version in (own, other)
+        for changed in [
+            {**document, "metadata": {**document["metadata"], "resourceVersion": version}}
+        ]
+    )
+    assert one.is_older_than(two) == is_older

@@ -99,7 +99,10 @@ class StoredClaim(Struct, frozen=True, kw_only=True):
     def is_older_than(self, other: "StoredClaim") -> bool:
         """Return whether this is an earlier version of the same claim.
 
-        Resource versions are decimal numbers that grow (Kubernetes 1.35, KEP-5504).
+        Since Kubernetes 1.35, resource versions are decimal numbers that grow for each object:
+        https://www.kubernetes.dev/resources/keps/5504/. Claims need 1.36.2 (docs/dra.md). Any other
+        version counts as newer; each write is conditional on the exact version, so a wrong order
+        costs a conflict and a read.
         """
         versions = [one.claim.metadata.resource_version for one in (self, other)]
         if self.claim.uid != other.claim.uid or not all(map(str.isdecimal, versions)):
