@@ -217,6 +217,7 @@ def test_soft_shares_of_ascend_are_asked_for_by_annotation() -> None:
         ("compute_pct = 25", "compute_pct = 25\nstate = 'retired'", ""),
         ("version = 2\n", "version = 3\nstate = 'retired'\n", ""),
         ("currency", "required = true\ncurrency", ""),
+        ('types = ["A100"]', 'types = ["A100"]\nresource = "nvidia.com/gpu"', ""),
     ],
 )
 def test_changed_sku_needs_a_new_version(before: str, after: str, problem: str) -> None:
@@ -227,3 +228,17 @@ def test_changed_sku_needs_a_new_version(before: str, after: str, problem: str) 
     with pytest.raises(SettingsInvalid, match=problem) as caught:
         later.require_successor_of(catalog_of(GOOD))
     assert caught.value.field == "sku s-8g: version"
+
+
+def test_first_resource_may_be_written_or_left_out() -> None:
+    ascend = VENDORS.vendor("ascend").families
+    text = '[[sku]]\nname = "a"\nmemory_mib = 0\n'
+    implicit = '[[sku.alternative]]\nvendor = "ascend"\n'
+    first, second = (f'{implicit}resource = "{one.count}"\n' for one in ascend[:2])
+    for one, other in ((implicit, first), (first, implicit)):
+        catalog_of(text + one).require_successor_of(catalog_of(text + other))
+        assert len(catalog_of(text + one + other).skus[0].alternative) == 2
+    with pytest.raises(SettingsInvalid, match="is still 1"):
+        catalog_of(text + second).require_successor_of(catalog_of(text + implicit))
+    with pytest.raises(SettingsInvalid, match="differs from"):
+        catalog_of(text + implicit + second)

@@ -235,12 +235,21 @@ class SkuCatalog:
                     f"write {before.version + 1}",
                 )
             same = replace(before, state=sku.state, successor=sku.successor)
-            if sku.version == before.version and sku != same:
+            is_same = self.written_out(sku) == earlier.written_out(same)
+            if sku.version == before.version and not is_same:
                 raise _wrong(
                     f"sku {sku.name}: version",
                     f"is still {sku.version}, although the SKU changed",
                     f"write {sku.version + 1}",
                 )
+
+    def written_out(self, sku: Sku) -> Sku:
+        """Return the SKU with the count resource in each alternative."""
+        alternatives = (replace(one, resource=self._resource(one)) for one in sku.alternative)
+        return replace(sku, alternative=tuple(alternatives))
+
+    def _resource(self, one: AlternativeConfig) -> str:
+        return _names_of(self._vendors.vendor(one.vendor), one.resource).count
 
     # --- checks ----------------------------------------------------------------------------------
 
@@ -271,7 +280,6 @@ class SkuCatalog:
             raise _wrong(
                 f"{where}: alternative", f"more than {ALTERNATIVES_MOST}", "remove the last ones"
             )
-        self._require_one_resource(sku.alternative, where)
         found = []
         runtimes: dict[str, str] = {}
         for number, one in enumerate(sku.alternative, start=1):
@@ -282,6 +290,7 @@ class SkuCatalog:
             limits, runtime = self._tried(one, demand, place)
             _require_one_runtime(runtimes, runtime, place)
             found.append(limits)
+        self._require_one_resource(sku.alternative, where)
         return tuple(found)
 
     def _tried(
@@ -324,10 +333,11 @@ class SkuCatalog:
         """Raise unless all alternatives of a vendor have one resource, under which quotas count."""
         seen: dict[str, str] = {}
         for number, one in enumerate(some, start=1):
-            if seen.setdefault(one.vendor, one.resource) != one.resource:
+            resource = self._resource(one)
+            if seen.setdefault(one.vendor, resource) != resource:
                 raise _wrong(
                     f"{where}: alternative {number} ({one.vendor}): resource",
-                    f"differs from {seen[one.vendor] or 'the first'} of an earlier alternative",
+                    f"differs from {seen[one.vendor]} of an earlier alternative",
                     "make a SKU for each resource of a vendor",
                 )
 
