@@ -317,6 +317,8 @@ class Sku(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     memory_mib: int
     compute_pct: int
+    memory_limit_mib: int = 0
+    compute_limit_pct: int = 0
     link: str
     min_isolation: str
     price_hour: float

@@ -32,6 +32,7 @@ class AlternativeFit(Struct, frozen=True, kw_only=True):
     vendor: str
     types: tuple[str, ...]
     limits: dict[str, str]
+    annotations: dict[str, str] = {}
     nodes: tuple[str, ...] = ()
     """Nodes that fit, sorted."""
     refusals: tuple[tuple[int, str], ...] = ()
@@ -53,7 +54,9 @@ class SkuExplanation(Struct, frozen=True, kw_only=True):
 def expand(sku: Sku, *, currency: str, problem: str) -> SkuExplanation:
     """Return what the SKU expands to, without nodes, because of the problem."""
     found = [
-        AlternativeFit(vendor=one.vendor, types=one.types, limits=one.limits)
+        AlternativeFit(
+            vendor=one.vendor, types=one.types, limits=one.limits, annotations=one.annotations
+        )
         for one in sku.alternatives
     ]
     return SkuExplanation(
@@ -80,6 +83,7 @@ def explain(sku: Sku, *, currency: str, snapshot: Snapshot) -> SkuExplanation:
                 vendor=one.vendor,
                 types=one.types,
                 limits=one.limits,
+                annotations=one.annotations,
                 nodes=tuple(sorted(filtered.feasible)),
                 refusals=tuple(sorted(refusals, key=lambda group: (-group[0], group[1]))),
             )

@@ -35,6 +35,12 @@ ALLOCATION_MODE = "hami.io/allocation-mode"
 
 CLASS = "hami.io/class"
 """Annotation with the pod's class: ``guaranteed``, ``burstable`` or ``spot``."""
+MEMORY_LIMIT = "hami.io/memory-limit"
+"""Annotation with the MiB of each device up to which containers may exceed their requests: one
+number, or ``<container>=<number>`` with commas.
+"""
+CORES_LIMIT = "hami.io/cores-limit"
+"""The same for compute, in percent of one device."""
 SKU = "hami.io/sku"
 """Annotation with the name of the SKU that the pod asks for."""
 

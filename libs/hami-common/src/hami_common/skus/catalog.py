@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -19,11 +19,13 @@ from msgspec.structs import replace
 from hami_common import documents
 from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.model.isolation import parse_least
+from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, ResourcesView
-from hami_common.skus.expansion import SERVICE_CLASSES, Alternative, Link
+from hami_common.skus.expansion import GUARANTEED, SERVICE_CLASSES, Alternative, Link
 from hami_common.units import shown
+from hami_common.vendors.bursts import below, without_limit
 from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import ResourceNames, Vendor
+from hami_common.vendors.protocol import NO_ANNOTATIONS, ResourceNames, Vendor
 
 FULL_PCT: Final = 100
 DEVICES_MOST: Final = 64
@@ -34,6 +36,9 @@ ALTERNATIVES_MOST: Final = 32
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _CONTAINER: Final = "main"
+_LIMITS: Final = {"memory_limit_mib": keys.MEMORY_LIMIT, "compute_limit_pct": keys.CORES_LIMIT}
+"""Fields of limits above the demand, with the annotations of pods that write the same."""
+_AMOUNTS: Final = ("devices", "memory_mib", "compute_pct", *_LIMITS)
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -44,6 +49,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     """0: as the vendor reads a request without memory, for most the whole device."""
     compute_pct: int = 0
     """0: as the vendor reads a request without compute."""
+    memory_limit_mib: int = 0
+    compute_limit_pct: int = 0
 
 
 class AlternativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,16 +68,16 @@ class AlternativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """MiB of each device instead of those of the SKU; 0: the whole device."""
     compute_pct: int | None = None
     """Percent of each device instead of those of the SKU; 0: the vendor's default."""
+    memory_limit_mib: int | None = None
+    """Limit of memory instead of that of the SKU; 0: the request."""
+    compute_limit_pct: int | None = None
+    """Limit of compute instead of that of the SKU; 0: as configured."""
     annotations: dict[str, str] = {}
     """Annotations of the vendor by which the pod is read, such as ``huawei.com/vnpu-mode``."""
 
     def demand(self, wanted: Demand) -> Demand:
         """Return the demand with the amounts of this alternative."""
-        own = {
-            "devices": self.devices,
-            "memory_mib": self.memory_mib,
-            "compute_pct": self.compute_pct,
-        }
+        own = {name: getattr(self, name) for name in _AMOUNTS}
         return replace(wanted, **{name: value for name, value in own.items() if value is not None})
 
 
@@ -92,6 +99,11 @@ class Sku(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """MiB of each device; 0: the whole device."""
     compute_pct: int = 0
     """Percent of the compute of each device; 0: the vendor's default."""
+    memory_limit_mib: int = 0
+    """MiB of each device up to which a pod may exceed ``memory_mib``, see docs/classes.md; 0: none.
+    Vendors that cannot limit this give ``memory_mib``."""
+    compute_limit_pct: int = 0
+    """Percent of each device that a pod may use while it computes alone there; 0: as configured."""
     link: Link = ""
     """``numa``: all devices on one NUMA node. ``fastest``: prefer the best-connected devices."""
     min_isolation: str = ""
@@ -109,9 +121,7 @@ class Sku(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def demand(self) -> Demand:
         """Return the neutral demand."""
-        return Demand(
-            devices=self.devices, memory_mib=self.memory_mib, compute_pct=self.compute_pct
-        )
+        return Demand(**{name: getattr(self, name) for name in _AMOUNTS})
 
 
 class SkuFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +138,15 @@ class SkuFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
 
+class _Expanded(NamedTuple):
+    """What an alternative of a SKU expands to."""
+
+    resources: dict[str, str]
+    """Limits of the container, in resources of the vendor."""
+    limits: dict[str, int]
+    """Limits above these, by the annotation of pods for each."""
+
+
 class SkuCatalog:
     """A valid catalog, with the vendors' limits of each SKU."""
 
@@ -141,7 +160,7 @@ class SkuCatalog:
             if sku.name in self._by_name:
                 raise _wrong(f"sku {sku.name}: name", "is there twice", "rename one")
             self._by_name[sku.name] = sku
-        self._limits = {sku.name: self._checked(sku) for sku in file.sku}
+        self._expanded = {sku.name: self._checked(sku) for sku in file.sku}
         if len(file.sku) > SKUS_MOST:
             raise _wrong("sku", f"more than {SKUS_MOST} SKUs", "remove retired ones")
         priced = next((sku for sku in file.sku if sku.price_hour), None)
@@ -157,9 +176,7 @@ class SkuCatalog:
             self._known(alternative, where)
             _, runtime = self._tried(alternative, Demand(), where)
             _require_one_runtime(runtimes, runtime, where)
-            if (alternative.devices, alternative.memory_mib, alternative.compute_pct) != (
-                None,
-            ) * 3:
+            if any(getattr(alternative, name) is not None for name in _AMOUNTS):
                 raise _wrong(where, "sets amounts, which the pod itself gives", "remove them")
         self._require_one_resource(file.neutral, "neutral")
 
@@ -190,8 +207,12 @@ class SkuCatalog:
     def expand(self, sku: Sku, container: str) -> tuple[Alternative, ...]:
         """Return the alternatives of a SKU for the container that asks for it."""
         return tuple(
-            _alternative(one, {container: limits})
-            for one, limits in zip(sku.alternative, self._limits[sku.name], strict=True)
+            _alternative(
+                one,
+                {container: found.resources},
+                {key: f"{container}={amount}" for key, amount in found.limits.items()},
+            )
+            for one, found in zip(sku.alternative, self._expanded[sku.name], strict=True)
         )
 
     def expand_neutral(self, demands: Mapping[str, Demand]) -> tuple[Alternative, ...]:
@@ -253,8 +274,8 @@ class SkuCatalog:
 
     # --- checks ----------------------------------------------------------------------------------
 
-    def _checked(self, sku: Sku) -> tuple[dict[str, str], ...]:
-        """Check a SKU; return the vendor's limits of each alternative."""
+    def _checked(self, sku: Sku) -> tuple["_Expanded", ...]:
+        """Check a SKU; return what each alternative expands to."""
         where = f"sku {sku.name}"
         _check_words(sku, where)
         _check_amounts(sku.demand, where)
@@ -282,16 +303,62 @@ class SkuCatalog:
             )
         found = []
         runtimes: dict[str, str] = {}
+        problems: dict[str, str] = {}
         for number, one in enumerate(sku.alternative, start=1):
             place = f"{where}: alternative {number} ({one.vendor})"
             self._known(one, place)
             demand = one.demand(sku.demand)
             _check_amounts(demand, place)
-            limits, runtime = self._tried(one, demand, place)
+            resources, runtime = self._tried(one, demand, place)
             _require_one_runtime(runtimes, runtime, place)
-            found.append(limits)
+            limits = self._limits_above(sku, one, resources, place, problems)
+            found.append(_Expanded(resources, limits))
         self._require_one_resource(sku.alternative, where)
+        for name, key in _LIMITS.items():
+            if getattr(sku, name) and not any(key in one.limits for one in found):
+                raise _wrong(
+                    f"{where}: {name}",
+                    f"holds for no alternative: the first {problems[name]}",
+                    "remove it, or add an alternative with shares of nvidia",
+                )
         return tuple(found)
+
+    def _limits_above(
+        self,
+        sku: Sku,
+        one: AlternativeConfig,
+        resources: dict[str, str],
+        where: str,
+        problems: dict[str, str],
+    ) -> dict[str, int]:
+        """Return an alternative's limits above its demand, by the annotation of pods for each.
+
+        ``problems`` gets by field why the first alternative without this limit has none.
+        """
+        demand, found = one.demand(sku.demand), {}
+        vendor = self._vendors.vendor(one.vendor)
+        asked = vendor.parse_request(_container(_CONTAINER, resources), one.annotations)
+        for name, key in _LIMITS.items():
+            limit = getattr(demand, name)
+            if not limit or asked is None:
+                continue
+            if sku.service_class == GUARANTEED:
+                raise _wrong(
+                    f"{where}: {name}",
+                    f"class {GUARANTEED} has no limit above its request",
+                    "remove it, or write class burstable or spot",
+                )
+            problem = without_limit(asked, vendor.parse_selector(one.annotations), key)
+            if problem and getattr(one, name) is None:
+                problems.setdefault(name, problem)
+                continue
+            fix = "remove it"
+            if not problem:
+                problem, fix = below(asked, key, limit)
+            if problem:
+                raise _wrong(f"{where}: {name}", problem, fix)
+            found[key] = limit
+        return found
 
     def _tried(
         self, one: AlternativeConfig, demand: Demand, where: str
@@ -392,9 +459,16 @@ def limits_of(vendor: Vendor, one: AlternativeConfig, demand: Demand) -> dict[st
     return limits
 
 
-def _alternative(one: AlternativeConfig, limits: dict[str, dict[str, str]]) -> Alternative:
+def _alternative(
+    one: AlternativeConfig,
+    limits: dict[str, dict[str, str]],
+    annotations: Mapping[str, str] = NO_ANNOTATIONS,
+) -> Alternative:
     return Alternative(
-        vendor=one.vendor, limits=limits, types=one.types, annotations=one.annotations
+        vendor=one.vendor,
+        limits=limits,
+        types=one.types,
+        annotations={**one.annotations, **annotations},
     )
 
 
@@ -443,6 +517,8 @@ def _check_amounts(demand: Demand, where: str) -> None:
         ("devices", demand.devices, 1, DEVICES_MOST),
         ("memory_mib", demand.memory_mib, 0, MEMORY_MOST_MIB),
         ("compute_pct", demand.compute_pct, 0, FULL_PCT),
+        ("memory_limit_mib", demand.memory_limit_mib, 0, MEMORY_MOST_MIB),
+        ("compute_limit_pct", demand.compute_limit_pct, 0, FULL_PCT),
     ):
         if not least <= value <= most:
             raise _wrong(

@@ -62,7 +62,7 @@ class Alternative(Struct, frozen=True, kw_only=True, omit_defaults=True):
     types: Annotated[tuple[Word, ...], Meta(max_length=WORDS_MOST)] = ()
     """Accepted device types, as in ``DeviceSelector.allow_types``."""
     annotations: Annotated[dict[MapKey, Text], Meta(max_length=ATTRIBUTES_MOST)] = {}
-    """Annotations of the vendor with which the pod is read."""
+    """Annotations with which the pod is read: the vendor's, and limits above the request."""
 
 
 class Expansion(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,7 +29,7 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import ContainerView, PodView
 from hami_common.skus import expansion
 from hami_common.units import shown, whole
-from hami_common.vendors import awsneuron
+from hami_common.vendors import awsneuron, bursts
 from hami_common.vendors.amd import Amd, AmdSettings
 from hami_common.vendors.ascend import Ascend, AscendSettings
 from hami_common.vendors.awsneuron import Awsneuron, AwsneuronSettings
@@ -156,12 +156,13 @@ class Catalog:
         defaults = defaults or PlacementPolicy()
         expanded = expansion.expansion_of(pod)
         if expanded is None:
-            return self._parse(pod, defaults)
+            return self._parse(pod, defaults, is_alternative=False)
         found: list[PodRequest] = []
         for alternative in expanded.alternatives:
             if not self._names.get(alternative.vendor):
                 continue
-            request = self._parse(expansion.as_alternative(pod, alternative), defaults)
+            written = expansion.as_alternative(pod, alternative)
+            request = self._parse(written, defaults, is_alternative=True)
             if request is None or [one.name for one in request.containers] != [
                 one.name for one in (found[0] if found else request).containers
             ]:
@@ -192,8 +193,10 @@ class Catalog:
         )
         return replace(found[0], others=others)
 
-    def _parse(self, pod: PodView, defaults: PlacementPolicy) -> PodRequest | None:
-        """Read a pod that names resources of vendors."""
+    def _parse(
+        self, pod: PodView, defaults: PlacementPolicy, *, is_alternative: bool
+    ) -> PodRequest | None:
+        """Read a pod that names resources of vendors, perhaps as one of its alternatives."""
         containers: list[ContainerRequest] = []
         ordered = pod.containers_in_order()
         if len(ordered) > POD_CONTAINERS_MOST and self.mentions(pod):
@@ -226,18 +229,19 @@ class Catalog:
         if not containers:
             return None
         asked = {request.vendor for container in containers for request in container.requests}
+        selectors = {
+            vendor.name: _of_any_vendor(vendor.parse_selector(pod.annotations()), pod.annotations())
+            for vendor in self.vendors
+            if vendor.name in asked
+        }
         return PodRequest(
             uid=pod.metadata.uid,
             namespace=pod.metadata.namespace or "default",
             name=pod.metadata.name,
-            containers=tuple(containers),
-            selectors={
-                vendor.name: _of_any_vendor(
-                    vendor.parse_selector(pod.annotations()), pod.annotations()
-                )
-                for vendor in self.vendors
-                if vendor.name in asked
-            },
+            containers=bursts.with_limits(
+                pod, tuple(containers), selectors, is_alternative=is_alternative
+            ),
+            selectors=selectors,
             policy=parse_policy(pod.annotations(), defaults=defaults),
         )
 

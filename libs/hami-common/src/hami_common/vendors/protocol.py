@@ -6,7 +6,7 @@ Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -16,6 +16,8 @@ from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.pods.podview import ContainerView
 
 InjectionMode = Literal["cdi", "devices", "env"]
+LIMITED_VENDORS: Final = frozenset({"nvidia"})
+"""Vendors whose shares the in-container library enforces, from the container's limits file."""
 
 
 class ResourceNames(Struct, frozen=True, kw_only=True):

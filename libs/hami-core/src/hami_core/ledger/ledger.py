@@ -106,7 +106,7 @@ from hami_core.ledger.stimuli import (
     Wiped,
     WriteState,
 )
-from hami_core.placement.pick import pick, satisfies
+from hami_core.placement.pick import pick, satisfies, with_limits
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
 
@@ -639,14 +639,13 @@ class Ledger:
             return self.plan_bind(
                 request, node, allocation_id=allocation_id, now_s=now_s, fenced=fenced
             )
+        taken = with_limits(self.table, request, node, hold.record.containers)
         return self._reserve(
             request,
             node,
             tuple(
                 replace(shares, priority=container.priority)
-                for container, shares in zip(
-                    request.containers, hold.record.containers, strict=True
-                )
+                for container, shares in zip(request.containers, taken, strict=True)
             ),
             allocation_id=allocation_id,
             now_s=now_s,

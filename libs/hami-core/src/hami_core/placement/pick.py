@@ -27,6 +27,7 @@ from hami_common.vendors.partitions import Division, Grant, assign_starts
 from hami_core.placement.fit import NO_CONSTRAINT, Plan, View, compile_request, wanted_mib
 from hami_core.placement.placing import Outcome, place
 from hami_core.placement.reasons import NodeRefusal, refusal_of, unregistered
+from hami_core.table.block import Block
 from hami_core.table.table import DeviceTable, Place
 
 
@@ -136,10 +137,50 @@ def _given(view: View, plan: Plan, outcome: Outcome) -> list[list[_Given]]:
                     kind=grant.kind,
                     profile=_division(view, row).profiles[grant.profile].name,
                 )
+            share = _limited(share, request, view.block, (row, view.column(0)))
             profile = -1 if grant is None or not share.profile else grant.profile
             some.append(_Given(row, share, profile))
         given.append(some)
     return given
+
+
+def _limited(share: Share, asked: DeviceRequest, block: Block, at: tuple[int, int]) -> Share:
+    """Return the share with the limits above its request that its device has (ADR 52)."""
+    if share.exclusive or share.profile or share.mode:
+        return replace(share, memory_limit_mib=0, core_limit_pct=0)
+    memory_mib = int(block.memory_mib[at])
+    is_backed = block.capacity_mib[at] <= memory_mib and not block.largest_mib[at]
+    limit_mib = min(asked.memory_limit_mib, memory_mib) if is_backed else 0
+    return replace(
+        share,
+        memory_limit_mib=limit_mib if limit_mib > share.memory_mib else 0,
+        core_limit_pct=asked.core_limit_pct if share.core_pct else 0,
+    )
+
+
+def with_limits(
+    table: DeviceTable, request: PodRequest, node: str, containers: tuple[ContainerShares, ...]
+) -> tuple[ContainerShares, ...]:
+    """Return shares that satisfy the request with the limits that it has on their devices.
+
+    Shares that were picked for another request, such as a Workload's, may have other limits.
+    """
+    choice = next(one for one in options(request) if _satisfies(table, one, node, containers))
+    found = table.place(node)
+    if found is None:
+        raise InvariantBroken(what=f"node {node} has shares and is not in the table")
+    return tuple(
+        replace(
+            held,
+            shares=tuple(
+                _limited(share, asked, found.block, (found.rows[share.uuid], found.column))
+                for share in held.shares
+                for asked in wanted.requests
+                if asked.vendor == share.vendor
+            ),
+        )
+        for wanted, held in zip(choice.containers, containers, strict=True)
+    )
 
 
 def _named_mode(view: View, row: int) -> str:
@@ -188,7 +229,8 @@ def satisfies(
 ) -> bool:
     """Return whether the pod's shares on ``node`` are exactly its request, on devices in use.
 
-    Of a pod with alternatives: exactly one of them.
+    Of a pod with alternatives: exactly one of them. Limits above the request are not compared: no
+    device is chosen by them.
     """
     return any(_satisfies(table, choice, node, containers) for choice in options(request))
 

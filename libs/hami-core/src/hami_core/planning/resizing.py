@@ -26,10 +26,9 @@ from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import is_of_claim
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import MPS_MODE
+from hami_common.vendors.protocol import LIMITED_VENDORS
 from hami_core.ledger.holding import Holding
 
-RESIZABLE_VENDORS = frozenset({"nvidia"})
-"""Vendors whose shares the in-container library enforces from the limits file."""
 WHOLE_PCT = 100
 
 
@@ -111,10 +110,12 @@ def larger(
         replace(
             one,
             shares=tuple(
-                replace(
+                _with(
                     share,
                     memory_mib=max(share.memory_mib, wanted.memory_mib),
                     core_pct=max(share.core_pct, wanted.core_pct),
+                    memory_limit_mib=max(share.memory_limit_mib, wanted.memory_limit_mib),
+                    core_limit_pct=max(share.core_limit_pct, wanted.core_limit_pct),
                 )
                 for share, wanted in zip(one.shares, other.shares, strict=True)
             ),
@@ -159,7 +160,7 @@ def _require_resizable(title: str, share: Share) -> None:
     elif share.mode == MPS_MODE:
         problem = "its Multi-Process Service takes limits only when a program starts"
         fix = "start the pod again with another request"
-    elif share.vendor not in RESIZABLE_VENDORS:
+    elif share.vendor not in LIMITED_VENDORS:
         problem = f"devices of {share.vendor} take their limit only when a container starts"
         fix = "start the pod again with another request"
     else:
@@ -168,8 +169,23 @@ def _require_resizable(title: str, share: Share) -> None:
 
 
 def _changed(share: Share, wish: ResizeRequest) -> Share:
-    return replace(
+    return _with(
         share,
         memory_mib=share.memory_mib if wish.memory_mib is None else wish.memory_mib,
         core_pct=share.core_pct if wish.core_pct is None else wish.core_pct,
+        memory_limit_mib=share.memory_limit_mib,
+        core_limit_pct=share.core_limit_pct,
+    )
+
+
+def _with(
+    share: Share, *, memory_mib: int, core_pct: int, memory_limit_mib: int, core_limit_pct: int
+) -> Share:
+    """Return the share with these amounts, and with its limits where they are above them."""
+    return replace(
+        share,
+        memory_mib=memory_mib,
+        core_pct=core_pct,
+        memory_limit_mib=memory_limit_mib if memory_limit_mib > memory_mib else 0,
+        core_limit_pct=max(core_limit_pct, core_pct) if core_limit_pct and core_pct else 0,
     )

@@ -231,8 +231,8 @@ def sku(name: str, scheduler: str, registry: str, format_: str) -> None:
         types = f" of types {', '.join(one.types)}" if one.types else ""
         fits = "" if answer.problem else f": fits {len(one.nodes)} nodes"
         click.echo(f"  {number}. {one.vendor}{types}{fits}")
-        for resource, amount in sorted(one.limits.items()):
-            click.echo(f"       {resource}: {amount}")
+        for key, value in sorted({**one.limits, **one.annotations}.items()):
+            click.echo(f"       {key}: {value}")
         if one.nodes:
             more = len(one.nodes) - NODES_SHOWN
             shown = one.nodes if format_ == "wide" or more <= 0 else one.nodes[:NODES_SHOWN]

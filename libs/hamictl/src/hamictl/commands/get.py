@@ -290,7 +290,7 @@ def skus(registry: str, format_: str) -> None:
     headings += [f"PRICE {answer.currency or '-'}/H", "VENDORS"]
     is_wide = format_ == "wide"
     if is_wide:
-        headings += ["LINK", "ISOLATION", "SUCCESSOR"]
+        headings += ["LIMIT MIB", "LIMIT %", "LINK", "ISOLATION", "SUCCESSOR"]
     rows = [_sku(one, is_wide=is_wide) for one in answer.items]
     output.table(headings, rows, empty="No SKUs found.")
 
@@ -308,6 +308,7 @@ def _sku(one: Sku, *, is_wide: bool) -> list[object]:
         ",".join(dict.fromkeys(alternative.vendor for alternative in one.alternatives)),
     ]
     if is_wide:
+        row += [one.memory_limit_mib or "-", one.compute_limit_pct or "-"]
         row += [one.link or "-", one.min_isolation or "-", one.successor or "-"]
     return row
 

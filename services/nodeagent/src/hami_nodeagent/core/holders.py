@@ -22,14 +22,15 @@ from hami_common.model.placement import Share
 from hami_common.pods.visibility import VARIABLE_BY_VENDOR
 from hami_common.vendors.ascend import is_soft_share
 from hami_common.vendors.handles import is_divisible, needs_instance
+from hami_common.vendors.protocol import (
+    LIMITED_VENDORS as LIMITED_VENDORS,  # noqa: PLC0414 - the shell imports it here
+)
 from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
 from hami_nodeagent.core.grants import Grant, GrantBook, shares_of
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.podfacts import PodFacts
 
 Enforcement = Literal["libvgpu", "hami", "none"]
-LIMITED_VENDORS = frozenset({"nvidia"})
-"""Vendors whose shares the in-container library enforces."""
 
 
 class Holder(Struct, frozen=True, kw_only=True):

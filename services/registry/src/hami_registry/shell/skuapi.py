@@ -27,7 +27,7 @@ class SkuAlternative(Struct, frozen=True, kw_only=True):
     limits: dict[str, str]
     """Limits that a container would have for the same devices of this vendor."""
     annotations: dict[str, str]
-    """Annotations of the vendor with which the pod is read."""
+    """Annotations with which the pod is read: the vendor's, and limits above the request."""
 
 
 class SkuView(Struct, frozen=True, kw_only=True):
@@ -45,6 +45,10 @@ class SkuView(Struct, frozen=True, kw_only=True):
     """0: the whole device."""
     compute_pct: int
     """0: the vendor's default."""
+    memory_limit_mib: int
+    """MiB of each device up to which a pod may exceed ``memory_mib``; 0: none."""
+    compute_limit_pct: int
+    """Percent of each device that a pod may use while it computes alone there; 0: as configured."""
     link: str
     min_isolation: str
     price_hour: float
@@ -113,6 +117,8 @@ def _viewer(catalog: SkuCatalog) -> Callable[[Sku], SkuView]:
             devices=sku.devices,
             memory_mib=sku.memory_mib,
             compute_pct=sku.compute_pct,
+            memory_limit_mib=sku.memory_limit_mib,
+            compute_limit_pct=sku.compute_limit_pct,
             link=sku.link,
             min_isolation=sku.min_isolation,
             price_hour=sku.price_hour,

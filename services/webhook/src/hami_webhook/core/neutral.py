@@ -75,6 +75,7 @@ def expanded(view: PodView, draft: Draft, *, skus: SkuCatalog, catalog: Catalog)
         demands = {place: sku.demand}
         _require_same_amounts(asked.containers[place], sku)
         _require_same_class(view, sku)
+        _require_no_limits(view, sku)
         expansion = _of_sku(sku, skus, asked.containers[place].name)
     else:
         if skus.file.required:
@@ -191,6 +192,17 @@ def _require_same_class(view: PodView, sku: Sku) -> None:
             problem=f"{named} is not the class of SKU {sku.title}",
             fix=f"remove it; the SKU gives {sku.service_class}",
         )
+
+
+def _require_no_limits(view: PodView, sku: Sku) -> None:
+    """Raise if the pod names a limit above its request beside its SKU."""
+    for key in (keys.MEMORY_LIMIT, keys.CORES_LIMIT):
+        if view.annotations().get(key, "").strip():
+            raise RequestInvalid(
+                field=f"annotation {key}",
+                problem=f"SKU {sku.title} settles the limits of the pod",
+                fix="remove it, or ask for a SKU with a higher limit",
+            )
 
 
 def _of_sku(sku: Sku, skus: SkuCatalog, container: str) -> Expansion:

@@ -36,6 +36,8 @@ _SETTLED_AT_CREATION = (
     keys.ALTERNATIVES,
     keys.SKU,
     keys.CLASS,
+    keys.MEMORY_LIMIT,
+    keys.CORES_LIMIT,
 )
 
 
