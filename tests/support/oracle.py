@@ -94,6 +94,18 @@ class OracleDevice:
         mib = request.memory_mib_on(self.device.memory_mib)
         return Grant(-1, mib, request.core_pct, request.exclusive, request.kind)
 
+    def limits(self, request: DeviceRequest, grant: Grant, profile: str) -> tuple[int, int]:
+        """Limits of memory and compute above a share's request; 0: none."""
+        device = self.device
+        assert device is not None
+        if profile or grant.exclusive or device.mode in NAMED_MODES:
+            return 0, 0
+        core_limit_pct = request.core_limit_pct if grant.core_pct else 0
+        if device.largest_mib or device.capacity_mib > device.memory_mib:
+            return 0, core_limit_pct
+        most = min(request.memory_limit_mib, device.memory_mib)
+        return (most if most > grant.memory_mib else 0), core_limit_pct
+
 
 @dataclass
 class OracleNode:
@@ -667,12 +679,15 @@ class Oracle:
                 profile = division.profiles[grant.profile].name
                 if profile:
                     _, start = self._start(here, running.get(here.uuid, NOTHING), grant)
+            memory_limit_mib, core_limit_pct = here.limits(step.request, grant, profile)
             shares.append(
                 Share(
                     vendor=step.request.vendor,
                     uuid=here.uuid,
                     memory_mib=grant.memory_mib,
                     core_pct=grant.core_pct,
+                    memory_limit_mib=memory_limit_mib,
+                    core_limit_pct=core_limit_pct,
                     exclusive=grant.exclusive,
                     kind=grant.kind,
                     profile=profile,

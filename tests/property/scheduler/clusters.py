@@ -181,6 +181,8 @@ def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
         memory_mib=draw(st.sampled_from((0, 1, 2, 4, 8, 12))),
         memory_pct=draw(st.sampled_from((0, 10, 50, 100))),
         core_pct=draw(st.sampled_from((0, 10, 50, 100))),
+        memory_limit_mib=draw(st.sampled_from((0, 0, 6, 30))),
+        core_limit_pct=draw(st.sampled_from((0, 0, 50))),
         exclusive=draw(st.integers(0, 5)) == 0,
     )
 

@@ -20,12 +20,16 @@ SKU = client.Sku(
     devices=1,
     memory_mib=8192,
     compute_pct=25,
+    memory_limit_mib=12288,
     link="",
     min_isolation="",
     price_hour=0.4,
     alternatives=(
         client.SkuAlternative(
-            vendor="nvidia", types=("A100",), limits={"nvidia.com/gpumem": "8192"}, annotations={}
+            vendor="nvidia",
+            types=("A100",),
+            limits={"nvidia.com/gpumem": "8192"},
+            annotations={"hami.io/memory-limit": "main=12288"},
         ),
     ),
 )
@@ -53,6 +57,7 @@ def test_tenant_sees_what_a_sku_expands_to_without_nodes() -> None:
     assert result.output.splitlines() == [
         "SKU s-8g@1: active, burstable, 0.4 USD per hour",
         "  1. nvidia of types A100",
+        "       hami.io/memory-limit: main=12288",
         "       nvidia.com/gpumem: 8192",
         f"  nodes unknown: {REFUSAL}",
     ]

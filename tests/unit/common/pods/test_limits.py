@@ -85,3 +85,27 @@ def test_core_policy_is_written_only_when_not_the_default() -> None:
     assert text("default") == TEXT
     assert "core_policy=force\n" in text("force")
     assert limits.decode(text("force")).core_policy == "force"
+
+
+def test_limits_above_the_request_are_in_the_file_where_the_share_has_them() -> None:
+    burst = Share(
+        vendor="nvidia",
+        uuid="GPU-1",
+        memory_mib=3000,
+        core_pct=30,
+        memory_limit_mib=6000,
+        core_limit_pct=60,
+    )
+    shares = ContainerShares(name="main", kind="app", shares=(burst,))
+    wanted = limits.limits_of(shares, allocation_id="a1")
+    text = limits.encode(wanted)
+    assert text.splitlines()[-4:] == [
+        "device.0.core_pct=30",
+        "device.0.memory_limit_mib=6000",
+        "device.0.core_limit_pct=60",
+        "device.0.exclusive=0",
+    ]
+    assert limits.decode(text) == wanted
+    assert wanted.devices[0].memory_limit_mib == 6000
+    with pytest.raises(WireInvalid, match="memory_limit_mib"):
+        limits.decode(text.replace("memory_limit_mib=6000", "memory_limit_mib=-1"))

@@ -114,6 +114,14 @@ def changed(before: str, after: str) -> str:
     [
         ("[[sku]", "catalog of SKUs", "is not TOML"),
         (
+            changed(
+                '[[neutral]]\nvendor = "nvidia"',
+                '[[neutral]]\nvendor = "nvidia"\nmemory_limit_mib = 9000',
+            ),
+            "neutral 1 (nvidia)",
+            "which the pod itself gives",
+        ),
+        (
             changed('currency = "USD"', 'currencies = "USD"'),
             "catalog of SKUs: currencies",
             "currency",
@@ -206,6 +214,93 @@ def test_soft_shares_of_ascend_are_asked_for_by_annotation() -> None:
     )
     (one,) = catalog.expand(catalog.skus[0], "main")
     assert one.annotations == {"huawei.com/vnpu-mode": "hami-core"}
+
+
+BURST = """
+[[sku]]
+name = "b"
+memory_mib = 4096
+compute_pct = 25
+memory_limit_mib = 12288
+compute_limit_pct = 75
+[[sku.alternative]]
+vendor = "nvidia"
+[[sku.alternative]]
+vendor = "nvidia"
+types = ["T4"]
+memory_limit_mib = 8192
+compute_limit_pct = 0
+[[sku.alternative]]
+vendor = "nvidia"
+memory_mib = 0
+compute_pct = 0
+[[sku.alternative]]
+vendor = "hygon"
+"""
+
+
+def test_limits_above_the_demand_hold_for_the_alternatives_that_have_them() -> None:
+    (sku,) = (catalog := catalog_of(BURST)).skus
+    found = [one.annotations for one in catalog.expand(sku, "main")]
+    assert found == [
+        {"hami.io/memory-limit": "main=12288", "hami.io/cores-limit": "main=75"},
+        {"hami.io/memory-limit": "main=8192"},
+        {},
+        {},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field", "part"),
+    [
+        ("_limit_mib = 12288", "_limit_mib = -1", "sku b: memory_limit_mib", "0..16777216"),
+        ("_limit_pct = 75", "_limit_pct = 101", "sku b: compute_limit_pct", "0..100"),
+        (
+            "_limit_mib = 12288",
+            "_limit_mib = 4000",
+            "sku b: alternative 1 (nvidia): memory_limit_mib",
+            "requests 4096 MiB, more than its limit of 4000; write at least 4096",
+        ),
+        (
+            "_limit_pct = 75",
+            "_limit_pct = 20",
+            "sku b: alternative 1 (nvidia): compute_limit_pct",
+            "requests 25 percent of one device, more than its limit of 20",
+        ),
+        (
+            "_limit_pct = 75",
+            '_limit_pct = 75\nclass = "guaranteed"',
+            "sku b: memory_limit_mib",
+            "class guaranteed has no limit above its request; remove it, or write class",
+        ),
+        (
+            'vendor = "hygon"',
+            'vendor = "hygon"\nmemory_limit_mib = 8192',
+            "sku b: alternative 4 (hygon): memory_limit_mib",
+            "requests devices of hygon, which have no limits above the request; remove it",
+        ),
+        (
+            "memory_mib = 0\ncompute_pct = 0",
+            "compute_pct = 0",
+            "sku b: alternative 3 (nvidia): compute_limit_pct",
+            "requests no compute",
+        ),
+        (
+            BURST,
+            '[[sku]]\nname = "b"\nmemory_limit_mib = 9000\n[[sku.alternative]]\nvendor = "nvidia"',
+            "sku b: memory_limit_mib",
+            "holds for no alternative: the first requests whole devices of nvidia; remove it, or",
+        ),
+    ],
+)
+def test_wrong_limit_is_refused_with_field_and_fix(
+    before: str, after: str, field: str, part: str
+) -> None:
+    assert before in BURST
+    with pytest.raises(SettingsInvalid) as caught:
+        catalog_of(BURST.replace(before, after, 1))
+    assert caught.value.field == field
+    assert part in f"{caught.value.problem}; {caught.value.fix}"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import (
+    Choice,
     DevicePolicy,
     DeviceRequest,
     DeviceSelector,
@@ -16,7 +17,7 @@ from hami_common.model.request import (
     ScoringWeights,
 )
 from hami_core.placement.fit import Plan, compile_request
-from hami_core.placement.pick import pick, satisfies
+from hami_core.placement.pick import pick, satisfies, with_limits
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.placement.search import is_searchable
 from hami_core.placement.verdicts import Verdicts
@@ -648,3 +649,72 @@ def test_guaranteed_share_is_on_no_overcommitted_device(here: Device, want: str 
     guaranteed = pod(ask(mib=10_000), selector=DeviceSelector(no_overcommit=True))
     assert code(table_of(here), guaranteed) == want
     assert code(table_of(here), pod(ask(mib=10_000))) is None
+
+
+MIG = Profile(name="1g.10gb", memory_mib=9_728, core_pct=14, resources={"slices": 1})
+MPS = DeviceSelector(modes=("mps",))
+LIMITED = replace(ask(mib=10_000, core=30), memory_limit_mib=30_000, core_limit_pct=60)
+
+
+@pytest.mark.parametrize(
+    ("here", "request_", "want"),
+    [
+        (device("x"), pod(LIMITED), (30_000, 60)),
+        (device("x"), pod(replace(LIMITED, memory_limit_mib=90_000)), (40_000, 60)),
+        (device("x"), pod(replace(LIMITED, memory_limit_mib=10_000)), (0, 60)),
+        (device("x"), pod(replace(LIMITED, core_limit_pct=30)), (30_000, 30)),
+        (device("x"), pod(replace(LIMITED, core_pct=0)), (30_000, 0)),
+        (device("x"), pod(replace(LIMITED, memory_mib=0, memory_pct=50)), (30_000, 60)),
+        (device("x"), pod(replace(LIMITED, memory_mib=0, memory_pct=80)), (0, 60)),
+        (device("x", capacity_mib=35_000, foreign_mib=9_000), pod(LIMITED), (30_000, 60)),
+        (device("x", core_pct=200), pod(LIMITED), (30_000, 60)),
+        (device("x", capacity_mib=80_000), pod(LIMITED), (0, 60)),
+        (device("x", capacity_mib=80_000, largest_mib=40_000), pod(LIMITED), (0, 60)),
+        (device("x"), pod(replace(LIMITED, exclusive=True)), (0, 0)),
+        (device("x", mode="mps"), pod(LIMITED, selector=MPS), (0, 0)),
+        (
+            device("x", mode="mig", partitions=(MIG,), resources={"slices": 7}),
+            pod(replace(LIMITED, memory_mib=5_000, core_pct=10)),
+            (0, 0),
+        ),
+    ],
+    ids=[
+        "soft",
+        "at most the device",
+        "equal to the request",
+        "compute equal to the request",
+        "no compute",
+        "below in percent",
+        "above in percent",
+        "reserve",
+        "compute overcommitted",
+        "memory overcommitted",
+        "recall",
+        "exclusive",
+        "mps",
+        "partition",
+    ],
+)
+def test_share_has_the_limits_above_its_request_that_its_device_has(
+    here: Device, request_: PodRequest, want: tuple[int, int]
+) -> None:
+    table = table_of(here)
+    found = pick(table, request_, "n")
+    assert isinstance(found, Placement), found
+    (one,) = found.containers[0].shares
+    assert (one.memory_limit_mib, one.core_limit_pct) == want
+    assert satisfies(table, request_, "n", found.containers)
+    plain = replace(one, memory_limit_mib=0, core_limit_pct=1)
+    shares = (replace(found.containers[0], shares=(plain,)),)
+    assert satisfies(table, request_, "n", shares)
+    assert with_limits(table, request_, "n", shares) == found.containers
+    table.book("n", found.containers)
+    assert table.usage("n", "x").memory_mib == one.memory_mib
+
+
+def test_limits_are_those_of_the_alternative_that_the_shares_satisfy() -> None:
+    table = table_of(device("x"))
+    other = pod(replace(LIMITED, memory_mib=20_000, core_limit_pct=0))
+    request = replace(pod(LIMITED), others=(Choice(containers=other.containers),))
+    (found,) = with_limits(table, request, "n", (held(share("x", 20_000, 30)),))
+    assert [(one.memory_limit_mib, one.core_limit_pct) for one in found.shares] == [(30_000, 0)]

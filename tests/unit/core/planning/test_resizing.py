@@ -108,3 +108,42 @@ def test_larger_request_takes_the_maximum_of_each_amount() -> None:
     assert [(one.memory_mib, one.core_pct) for one in upper[0].shares] == [(1000, 60)]
     assert shrinks(old, new)
     assert not shrinks(new, upper)
+
+
+BURST = Share(
+    vendor="nvidia",
+    uuid="GPU-1",
+    memory_mib=1000,
+    core_pct=30,
+    memory_limit_mib=3000,
+    core_limit_pct=60,
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "want", "upper"),
+    [
+        ({"memory_mib": 2000}, (2000, 3000, 30, 60), (2000, 3000, 30, 60)),
+        ({"memory_mib": 500}, (500, 3000, 30, 60), (1000, 3000, 30, 60)),
+        ({"memory_mib": 3000}, (3000, 0, 30, 60), (3000, 0, 30, 60)),
+        ({"memory_mib": 4000}, (4000, 0, 30, 60), (4000, 0, 30, 60)),
+        ({"core_pct": 80}, (1000, 3000, 80, 80), (1000, 3000, 80, 80)),
+        ({"core_pct": 0}, (1000, 3000, 0, 0), (1000, 3000, 30, 60)),
+        ({"memory_mib": 4000, "core_pct": 10}, (4000, 0, 10, 60), (4000, 0, 30, 60)),
+    ],
+)
+def test_resize_keeps_limits_that_are_above_the_new_request(
+    more: dict[str, object], want: tuple[int, ...], upper: tuple[int, ...]
+) -> None:
+    before = (containers(BURST),)
+    _, after = resized(holding(*before), wish(**more), state="running")
+    booked = larger(before, after)
+    for some, amounts in ((after, want), (booked, upper)):
+        (one,) = some[0].shares
+        assert (
+            one.memory_mib,
+            one.memory_limit_mib,
+            one.core_pct,
+            one.core_limit_pct,
+        ) == amounts
+    assert larger(booked, after) == booked, "the second step never grows"

@@ -185,6 +185,21 @@ def test_quantity_that_cannot_work_is_refused_with_field_and_fix(
     assert "container main" in verdict.message
 
 
+def test_limit_above_the_request_is_admitted_or_refused_with_the_fix() -> None:
+    document = pod(asking(gpumem="3000", gpucores="30"))
+    document["metadata"]["annotations"] = {keys.MEMORY_LIMIT: "6000", keys.CORES_LIMIT: "main=60"}
+    after = admitted(document)
+    assert document["metadata"]["annotations"].items() <= after["metadata"]["annotations"].items()
+    assert review(after).operations == ()
+    document["metadata"]["annotations"][keys.CLASS] = "guaranteed"
+    verdict = review(document)
+    assert (verdict.allowed, verdict.invalid) == (False, True)
+    assert verdict.message == (
+        "annotation hami.io/memory-limit: a pod of class guaranteed has no limit above its"
+        " request; remove it, or the annotation hami.io/class"
+    )
+
+
 def test_priority_becomes_environment() -> None:
     after = admitted(pod(asking(gpu="1", priority="0")))
     assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in after["spec"]["containers"][0]["env"]

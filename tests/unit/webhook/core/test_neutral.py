@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from jsonpatch import apply_patch
 
+from hami_common.model.request import options
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.skus.catalog import SkuCatalog, parse
@@ -36,6 +37,16 @@ compute_pct = 0
 name = "whole"
 [[sku.alternative]]
 vendor = "nvidia"
+
+[[sku]]
+name = "burst"
+memory_mib = 4096
+memory_limit_mib = 12288
+[[sku.alternative]]
+vendor = "nvidia"
+[[sku.alternative]]
+vendor = "ascend"
+resource = "huawei.com/Ascend910B4"
 
 [[sku]]
 name = "old"
@@ -215,6 +226,18 @@ def test_neutral_resources_get_a_count_and_the_vendors_of_the_catalog() -> None:
             pod(container(hami__memory="8192"), annotations={keys.CLASS: "gold"}),
             "annotation hami.io/class: 'gold' is unknown",
         ),
+        (
+            pod(container(sku__burst="1"), annotations={keys.MEMORY_LIMIT: "9000"}),
+            "annotation hami.io/memory-limit: SKU burst@1 settles the limits of the pod; remove it",
+        ),
+        (
+            pod(container(sku__s_8g="1"), annotations={keys.CORES_LIMIT: "50"}),
+            "annotation hami.io/cores-limit: SKU s-8g@3 settles the limits of the pod; remove it",
+        ),
+        (
+            pod(container(hami__memory="8192"), annotations={keys.MEMORY_LIMIT: "8191"}),
+            "annotation hami.io/memory-limit: container main requests 8192 MiB, more than its",
+        ),
         (pod(container(hami__memory="3Gi")), "looks like bytes"),
         (pod(container(hami__accelerators="0")), "0 is no request"),
         (pod(container(hami__compute="300")), "container main: resources.limits[hami.io/compute]"),
@@ -237,7 +260,10 @@ def test_cluster_may_give_devices_by_sku_only() -> None:
     ):
         verdict = review(asking, skus=ONLY)
         assert not verdict.allowed
-        assert "by SKU only; write sku.hami.io/NAME: 1 with one of s-8g, whole" in verdict.message
+        assert (
+            "by SKU only; write sku.hami.io/NAME: 1 with one of burst, s-8g, whole"
+            in verdict.message
+        )
     assert review(BY_RESOURCE, skus=ONLY).allowed
     assert review(pod(container()), skus=ONLY).allowed, "a pod without devices"
 
@@ -311,3 +337,22 @@ def test_memory_limits_are_raised_for_recall_by_the_vendor_that_has_it() -> None
     made = admitted(pod(one), skus=parse(swapped, vendors=CATALOG), add_recall_memory=True)
     limits = made["spec"]["containers"][0]["resources"]["limits"]
     assert limits["memory"] == f"{1024 + 8192 + 64}Mi"
+
+
+def test_limit_of_a_sku_is_in_the_alternatives_that_have_it() -> None:
+    made = admitted(pod(container("side"), container(sku__burst="1")))
+    found = [one.get("annotations") for one in expansion(made)["alternatives"]]
+    assert found == [{"hami.io/memory-limit": "main=12288"}, None]
+    request = CATALOG.parse_pod(msgspec.convert(made, PodView))
+    assert request is not None
+    limits = [one.containers[0].requests[0].memory_limit_mib for one in options(request)]
+    assert limits == [12288, 0]
+
+
+def test_limit_of_a_neutral_pod_stays_its_annotation() -> None:
+    made = admitted(pod(container(hami__memory="4096"), annotations={keys.MEMORY_LIMIT: "12288"}))
+    assert made["metadata"]["annotations"][keys.MEMORY_LIMIT] == "12288"
+    request = CATALOG.parse_pod(msgspec.convert(made, PodView))
+    assert request is not None
+    limits = [one.containers[0].requests[0].memory_limit_mib for one in options(request)]
+    assert limits == [12288, 0]

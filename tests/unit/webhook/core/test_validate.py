@@ -64,6 +64,8 @@ SETTLED = [
     ({keys.CLAIMED_RESOURCES: "{}"}, {keys.CLAIMED_RESOURCES: "{}", keys.ALLOCATION_MODE: "dra"}),
     ({keys.ALLOCATION_MODE: "dra"}, {keys.ALLOCATION_MODE: "device-plugin"}),
     ({keys.ALLOCATION_MODE: "dra"}, {}),
+    ({keys.MEMORY_LIMIT: "6000"}, {keys.MEMORY_LIMIT: "9000"}),
+    ({keys.CORES_LIMIT: "60"}, {}),
 ]
 
 

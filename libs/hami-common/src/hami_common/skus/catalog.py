@@ -315,6 +315,12 @@ class SkuCatalog:
             found.append(_Expanded(resources, limits))
         self._require_one_resource(sku.alternative, where)
         for name, key in _LIMITS.items():
+            if sku.service_class == GUARANTEED and any(key in one.limits for one in found):
+                raise _wrong(
+                    f"{where}: {name}",
+                    f"class {GUARANTEED} has no limit above its request",
+                    "remove it, or write class burstable or spot",
+                )
             if getattr(sku, name) and not any(key in one.limits for one in found):
                 raise _wrong(
                     f"{where}: {name}",
@@ -342,12 +348,6 @@ class SkuCatalog:
             limit = getattr(demand, name)
             if not limit or asked is None:
                 continue
-            if sku.service_class == GUARANTEED:
-                raise _wrong(
-                    f"{where}: {name}",
-                    f"class {GUARANTEED} has no limit above its request",
-                    "remove it, or write class burstable or spot",
-                )
             problem = without_limit(asked, vendor.parse_selector(one.annotations), key)
             if problem and getattr(one, name) is None:
                 problems.setdefault(name, problem)

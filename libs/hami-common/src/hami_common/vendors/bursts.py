@@ -106,9 +106,11 @@ def without_limit(asked: DeviceRequest, selector: DeviceSelector, key: str) -> s
     if modes and modes <= {*PARTITION_MODES, *NAMED_MODES}:
         words = " or ".join(sorted(modes))
         return f"requests devices of {asked.vendor} in mode {words}, which has no such limits"
+    if asked.exclusive:
+        return f"requests whole devices of {asked.vendor}"
     is_all = not asked.memory_mib and asked.memory_pct == FULL_PCT
-    if asked.exclusive or (key == keys.MEMORY_LIMIT and is_all):
-        return f"requests all memory or compute of devices of {asked.vendor}"
+    if key == keys.MEMORY_LIMIT and is_all:
+        return f"requests all memory of devices of {asked.vendor}"
     return ""
 
 
