@@ -709,7 +709,9 @@ def test_share_has_the_limits_above_its_request_that_its_device_has(
     assert satisfies(table, request_, "n", shares)
     assert with_limits(table, request_, "n", shares) == found.containers
     table.book("n", found.containers)
-    assert table.usage("n", "x").memory_mib == one.memory_mib
+    usage = table.usage("n", "x")
+    assert usage is not None
+    assert usage.memory_mib == one.memory_mib
 
 
 def test_limits_are_those_of_the_alternative_that_the_shares_satisfy() -> None:

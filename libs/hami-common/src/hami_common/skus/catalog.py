@@ -139,7 +139,7 @@ class SkuFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Expanded(NamedTuple):
-    """What an alternative of a SKU expands to."""
+    """Expansion of one alternative of a SKU."""
 
     resources: dict[str, str]
     """Limits of the container, in resources of the vendor."""
@@ -275,7 +275,7 @@ class SkuCatalog:
     # --- checks ----------------------------------------------------------------------------------
 
     def _checked(self, sku: Sku) -> tuple["_Expanded", ...]:
-        """Check a SKU; return what each alternative expands to."""
+        """Check a SKU; return the expansion of each alternative."""
         where = f"sku {sku.name}"
         _check_words(sku, where)
         _check_amounts(sku.demand, where)
