@@ -287,6 +287,15 @@ def test_limits_above_the_demand_hold_for_the_alternatives_that_have_them() -> N
         ),
         (
             BURST,
+            (
+                '[[sku]]\nname = "b"\nmemory_mib = 9\nmemory_limit_mib = 9000\n'
+                '[[sku.alternative]]\nvendor = "nvidia"\nmemory_limit_mib = 0'
+            ),
+            "sku b: memory_limit_mib",
+            "holds for no alternative: the first sets 0; remove it",
+        ),
+        (
+            BURST,
             '[[sku]]\nname = "b"\nmemory_limit_mib = 9000\n[[sku.alternative]]\nvendor = "nvidia"',
             "sku b: memory_limit_mib",
             "holds for no alternative: the first requests whole devices of nvidia; remove it, or",

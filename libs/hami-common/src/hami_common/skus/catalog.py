@@ -311,7 +311,7 @@ class SkuCatalog:
             _check_amounts(demand, place)
             resources, runtime = self._tried(one, demand, place)
             _require_one_runtime(runtimes, runtime, place)
-            limits = self._limits_above(sku, one, resources, place, problems)
+            limits = self._limits_above(one, demand, resources, place, problems)
             found.append(_Expanded(resources, limits))
         self._require_one_resource(sku.alternative, where)
         for name, key in _LIMITS.items():
@@ -324,15 +324,15 @@ class SkuCatalog:
             if getattr(sku, name) and not any(key in one.limits for one in found):
                 raise _wrong(
                     f"{where}: {name}",
-                    f"holds for no alternative: the first {problems[name]}",
+                    f"holds for no alternative: the first {problems.get(name, 'sets 0')}",
                     "remove it, or add an alternative with shares of nvidia",
                 )
         return tuple(found)
 
     def _limits_above(
         self,
-        sku: Sku,
         one: AlternativeConfig,
+        demand: Demand,
         resources: dict[str, str],
         where: str,
         problems: dict[str, str],
@@ -341,7 +341,7 @@ class SkuCatalog:
 
         ``problems`` gets by field why the first alternative without this limit has none.
         """
-        demand, found = one.demand(sku.demand), {}
+        found: dict[str, int] = {}
         vendor = self._vendors.vendor(one.vendor)
         asked = vendor.parse_request(_container(_CONTAINER, resources), one.annotations)
         for name, key in _LIMITS.items():
