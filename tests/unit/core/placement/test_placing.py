@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from hami_common.events.allocation import hold_uid, purpose_of
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import (
@@ -16,6 +17,8 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
+from hami_core.ledger.ledger import Hold, Ledger
+from hami_core.ledger.stimuli import Accepted, Append
 from hami_core.placement.fit import Plan, compile_request
 from hami_core.placement.pick import pick, satisfies, with_limits
 from hami_core.placement.reasons import NodeRefusal
@@ -720,3 +723,19 @@ def test_limits_are_those_of_the_alternative_that_the_shares_satisfy() -> None:
     request = replace(pod(LIMITED), others=(Choice(containers=other.containers),))
     (found,) = with_limits(table, request, "n", (held(share("x", 20_000, 30)),))
     assert [(one.memory_limit_mib, one.core_limit_pct) for one in found.shares] == [(30_000, 0)]
+
+
+def test_pod_that_takes_held_shares_over_has_its_own_limits() -> None:
+    ledger = Ledger(table_of(device("x")))
+    plain = pod(replace(LIMITED, memory_limit_mib=0, core_limit_pct=90), uid=hold_uid("w", 0, 0))
+    hold = Hold(held_for=purpose_of("workload", "default", "w"), lease_s=60.0)
+    held_ = ledger.plan_hold(plain, "n", allocation_id="h", now_s=0.0, hold=hold)
+    assert isinstance(held_, Append)
+    ledger.handle(Accepted(append=held_, seq=1, now_s=0.0))
+    taken = ledger.plan_take(
+        pod(LIMITED, uid="p"), "n", held_uid=plain.uid, allocation_id="p", now_s=1.0
+    )
+    assert isinstance(taken, Append)
+    assert taken.record.awaits == (plain.uid,)
+    (one,) = taken.record.containers[0].shares
+    assert (one.memory_limit_mib, one.core_limit_pct) == (30_000, 60)
