@@ -19,11 +19,13 @@ from hami_common.runtime import reload, skufile
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.supervise import Supervisor
+from hami_common.runtime.watchedfile import FileMetrics
 from hami_core.quota.accounts import QuotaLedger
 from hami_nodeagent.shell import metrics as agent
 from hami_nodeagent.shell import usagemetrics
 from hami_registry.shell import metrics as registry
-from hami_scheduler.shell import clustermetrics
+from hami_registry.shell.canonical import DEVICE_CONFIG
+from hami_scheduler.shell import clustermetrics, policies, quota
 from hami_scheduler.shell import metrics as scheduler
 from hami_scheduler.shell.quota import QuotaKeeper, QuotaMetrics
 from hami_webhook.shell import metrics as webhook
@@ -82,12 +84,15 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """Every metric of every service."""
     found = [
+        *_own(EVERY, FileMetrics(reload.FILE, CollectorRegistry())),
         *_own(EVERY, reload.Metrics(CollectorRegistry())),
         *_own(EVERY, Quarantine(kinds=(), clock=SystemClock(), registry=CollectorRegistry())),
         *_own(EVERY, Supervisor(clock=SystemClock(), registry=CollectorRegistry())),
         *_own("scheduler", scheduler.Metrics(CollectorRegistry())),
         *_own("scheduler", scheduler.CertificateMetrics(CollectorRegistry())),
         *_own("scheduler", scheduler.PolicyMetrics(CollectorRegistry())),
+        *_own("scheduler", FileMetrics(policies.FILE, CollectorRegistry())),
+        *_own("scheduler", FileMetrics(quota.FILE, CollectorRegistry())),
         *_collected("scheduler", _quota_metrics()),
         *_grouped("scheduler", clustermetrics.DEVICE_GROUPS),
         *_grouped("scheduler", clustermetrics.SHARE_GROUPS),
@@ -107,7 +112,8 @@ def rows() -> list[Row]:
         *_grouped("nodeagent", usagemetrics.METER_GROUPS),
         *_grouped("nodeagent", usagemetrics.CAPACITY_GROUPS),
         *_own("registry", registry.Metrics(CollectorRegistry())),
-        *_own(SKUS, skufile.Metrics(CollectorRegistry())),
+        *_own("registry", FileMetrics(DEVICE_CONFIG, CollectorRegistry())),
+        *_own(SKUS, FileMetrics(skufile.FILE, CollectorRegistry())),
         *_own("webhook", webhook.Metrics(CollectorRegistry())),
     ]
     names = [row.name for row in found]
@@ -147,7 +153,7 @@ def _collected(service: str, families: Iterable[Any]) -> list[Row]:
 
 def _quota_metrics() -> Iterable[Any]:
     quarantine = Quarantine(kinds=(), clock=SystemClock(), registry=CollectorRegistry())
-    nothing = SimpleNamespace(ledger=QuotaLedger(), problem="", quarantine=quarantine)
+    nothing = SimpleNamespace(ledger=QuotaLedger(), quarantine=quarantine)
     return QuotaMetrics(cast("QuotaKeeper", nothing)).collect()
 
 

@@ -51,7 +51,7 @@ from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.relimit import Relimiter
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
-from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.canonical import CanonicalWriter
 from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as KubeSettings
 from hami_sim.natsd import NatsServer
@@ -345,7 +345,9 @@ async def test_configuration_file_that_fails_never_ends_the_registry(
     path = tmp_path / "devices.toml"
     path.write_text("[defaults]\nslots = 4\n")
     async with running_registry(nats_server, device_config_file=str(path)) as on:
-        broken = break_for(monkeypatch, ConfigFile, "_read", lambda _: "99" in path.read_text())
+        broken = break_for(
+            monkeypatch, CanonicalWriter, "use_config", lambda *_: "99" in path.read_text()
+        )
         path.write_text("[defaults]\nslots = 99\n")
         await until(settled(broken), within_s=WITHIN_S)
         path.write_text("[defaults]\nslots = 5\n")

@@ -95,7 +95,7 @@ def spec(queues: Path) -> ClusterSpec:
         settings={
             "scheduler": {
                 "queues_file": str(queues),
-                "queues_reload_s": "0.2",
+                "config_poll_s": "0.2",
                 "lease_s": str(LEASE_S),
                 "fence_delay_s": "0.5",
                 "tick_s": "0.2",

@@ -42,7 +42,7 @@ async def cluster(
         settings={
             "scheduler": {
                 "queues_file": str(queues_file),
-                "queues_reload_s": "0.2",
+                "config_poll_s": "0.2",
             }
         },
     )

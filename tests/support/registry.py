@@ -115,7 +115,7 @@ async def run_registry(nats_url: str, **settings: Any) -> AsyncIterator[RunningR
     chosen = {
         "nats_urls": [nats_url],
         "watch_nodes": False,
-        "device_config_poll_s": 0.02,
+        "config_poll_s": 0.02,
         "retry_s": 0.05,
         "grace_s": 5.0,
         "replica": "registry-0",

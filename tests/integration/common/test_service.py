@@ -250,7 +250,7 @@ def test_swapped_configmap_is_taken_over_while_the_service_runs(tmp_path: Path) 
         assert service.process.stderr is not None
         while not problem:
             line = json.loads(service.process.stderr.readline())
-            problem = line["problem"] if line["message"] == "settings kept" else ""
+            problem = line["problem"] if line["level"] == "ERROR" else ""
         service.process.send_signal(signal.SIGTERM)
         code, _, _ = service.end()
     assert code == 0

@@ -88,8 +88,8 @@ CASES: dict[str, Case] = {
     "HamiOverBooked": counter("hami_scheduler_over_bookings_total"),
     "HamiAgentSilent": gauge("hami_scheduler_silent_nodes", 2, 0),
     "HamiPodsWait": gauge("hami_scheduler_waiting_pods", 3, 0),
-    "HamiQueuesFileInvalid": gauge("hami_scheduler_queues_file_valid", 0, 1),
-    "HamiPoliciesFileInvalid": gauge("hami_scheduler_policies_file_valid", 0, 1),
+    "HamiQueuesFileInvalid": gauge("hami_queues_file_valid", 0, 1),
+    "HamiPoliciesFileInvalid": gauge("hami_policies_file_valid", 0, 1),
     "HamiCanaryRolledBack": counter("hami_scheduler_canary_rollbacks_total"),
     "HamiSkusFileInvalid": gauge("hami_skus_file_valid", 0, 1),
     "HamiWorkDropped": Case(
@@ -146,7 +146,7 @@ CASES: dict[str, Case] = {
         labels={"instance": "a"},
     ),
     "HamiRegistryAbsent": Case(bad={}, good={"hami_registry_config_generation": "1x240"}),
-    "HamiDeviceConfigInvalid": gauge("hami_registry_config_problem", 1, 0),
+    "HamiDeviceConfigInvalid": gauge("hami_device_config_file_valid", 0, 1),
     "HamiReportsMalformed": Case(
         bad={'hami_registry_reports_total{outcome="poison"}': RISES},
         good={'hami_registry_reports_total{outcome="accepted"}': RISES},
@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
         "hami_webhook_certificate_not_after_timestamp_seconds", 604800, 2592000
     ),
     "HamiSettingsInvalid": gauge(
-        'hami_settings_reload_failed{job="hami",instance="a"}', 1, 0, job="hami", instance="a"
+        'hami_settings_file_valid{job="hami",instance="a"}', 0, 1, job="hami", instance="a"
     ),
     "HamiIdleActionsRefused": Case(
         bad={'hami_scheduler_idle_actions_total{policy="evict",outcome="refused"}': "0+1x240"},

@@ -110,7 +110,7 @@ async def test_changed_configuration_is_published_and_a_bad_one_is_not(
         assert found.config_generation == 2
         path.write_text("[defaults]\nslots = -8\n")
         with anyio.fail_after(5):
-            while registry.sample("hami_registry_config_problem") == 0:
+            while registry.sample("hami_device_config_file_valid") == 1:
                 await anyio.sleep(0.01)
         shown = await get(registry, "/v1/config")
         assert "defaults.slots" in shown["problem"]

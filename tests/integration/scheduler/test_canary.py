@@ -66,7 +66,7 @@ async def test_both_replicas_roll_back_and_stay_so_after_a_restart(
         await site.add_node(builders.devices(name, count=2))
     file = tmp_path / "policies.toml"
     file.write_text(POLICIES, encoding="utf-8")
-    settings = {"policies_file": str(file), "canary_s": 0.3, "policies_reload_s": 0.3}
+    settings = {"policies_file": str(file), "canary_s": 0.3, "config_poll_s": 0.3}
     async with aiohttp.ClientSession() as http:
         one, two = (site.scheduler(name, http, **settings) for name in ("s1", "s2"))
         for s in (one, two):

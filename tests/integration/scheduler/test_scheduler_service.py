@@ -346,7 +346,7 @@ async def test_changed_settings_are_taken_over_and_a_mistake_is_not(
     config.write_text(f"{before}[polici]\nnode = 'binpack'\n")
     problem = "setting polici: is not a known key; did you mean policy?"
     assert (await told("problem", problem))["observedGeneration"] == 2
-    assert b"hami_settings_reload_failed 1.0" in await scheduler.get("/metrics")
+    assert b"hami_settings_file_valid 0.0" in await scheduler.get("/metrics")
     assert await scheduler.status("/readyz") == 200
 
 

@@ -54,10 +54,12 @@ from hami_common.runtime.places import Places
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
-from hami_common.runtime.skufile import SkuFileWatch
+from hami_common.runtime.skufile import sku_file
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import StartedOnce, background
+from hami_common.runtime.watchedfile import WatchedFile
 from hami_common.vendors.catalog import Catalog
+from hami_registry.core import device_config
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
@@ -67,8 +69,7 @@ from hami_registry.shell import historyapi, meteringapi, openapi, regions, skuap
 from hami_registry.shell.agents import Agents
 from hami_registry.shell.api import Api, routes_of
 from hami_registry.shell.authenticator import Authenticator
-from hami_registry.shell.canonical import CanonicalWriter
-from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.canonical import DEVICE_CONFIG, CanonicalWriter
 from hami_registry.shell.console import Console
 from hami_registry.shell.cordonapi import CordonApi
 from hami_registry.shell.cordons import Cordons
@@ -112,14 +113,21 @@ class _Parts:
         self.supervisor = Supervisor(clock=context.clock, registry=context.registry)
         self.kube: KubeApi | None = None
         """Set while the API server is connected."""
-        self.config_file = ConfigFile(settings.device_config_file, metrics=self.metrics)
-        self.skus = SkuFileWatch(
+        path = settings.device_config_file
+        self.config_file = WatchedFile.at_start(
+            path,
+            DEVICE_CONFIG,
+            parse=partial(device_config.parse, name=path),
+            default=DeviceConfig(),
+            registry=context.registry,
+        )
+        self.skus = sku_file(
             settings.skus_file,
             vendors=Catalog.from_settings(settings.vendors),
             registry=context.registry,
         )
         self.writer = CanonicalWriter(
-            inventory=Inventory(self.config_file.load()),
+            inventory=Inventory(self.config_file.value),
             bucket=NatsBucket(bus, subjects.DEVICES_BUCKET),
             clock=context.clock,
             metrics=self.metrics,
@@ -161,6 +169,9 @@ class _Parts:
             places=places,
             fleet=self.fleet,
             identify=lambda name: NatsBucket(bus, name).identity(),
+        )
+        self.config_file.use = lambda config: self.writer.use_config(
+            config, self.views.projection.holdings()
         )
         self.quarantined = Quarantined()
         questions = Places(
@@ -254,9 +265,9 @@ async def serve_registry(
             if settings.region or settings.regions:
                 await group.start(_serve_regions, context, parts)
             group.start_soon(keep, "canonical devices", partial(_write, parts.writer, settings))
-            group.start_soon(keep, "device configuration", partial(_watch_config, parts, settings))
-            watch_skus = partial(parts.skus.watch, context.clock, every_s=settings.config_poll_s)
-            group.start_soon(keep, "catalog of SKUs", watch_skus)
+            for file in (parts.config_file, parts.skus):
+                watch = partial(file.watch, context.clock, context.settings_file.poll_s)
+                group.start_soon(keep, file.kind.title, watch)
             if settings.watch_nodes or settings.bus_issuer_seed_file or settings.auth != "none":
                 group.start_soon(keep, "Kubernetes", partial(_with_kube, parts, settings))
             if tls is not None:
@@ -560,13 +571,6 @@ def _account(text: str) -> tuple[str, str]:
 
 async def _write(writer: CanonicalWriter, settings: Settings) -> None:
     await writer.run(resync_s=settings.resync_s, retry_s=settings.retry_s)
-
-
-async def _watch_config(parts: _Parts, settings: Settings) -> None:
-    def use(config: DeviceConfig) -> None:
-        parts.writer.use_config(config, parts.views.projection.holdings())
-
-    await parts.config_file.watch(use, parts.quarantine, interval_s=settings.device_config_poll_s)
 
 
 async def _with_kube(parts: _Parts, settings: Settings) -> None:

@@ -18,8 +18,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {"prices"}
     device_config_file: str = ""
     """Device configuration, TOML when the name ends in ``.toml``, else YAML; empty: defaults."""
-    device_config_poll_s: float = 1.0
-    """Interval at which that file is polled."""
     skus_file: str = ""
     """Catalog of SKUs, TOML, the same as the webhook's; see docs/skus.md. Empty: there are none."""
     watch_nodes: bool = True

@@ -221,7 +221,11 @@ class Scheduler:
         self._effects = effects = self._writers(world, tracing=tracing, writer=writer, ids=ids)
         self._waker = waker = Waker(world.kube, state=state, settings=settings)
         self.quota = quota = QuotaKeeper(
-            state=state, catalog=catalog, kube=world.kube, settings=settings
+            state=state,
+            catalog=catalog,
+            kube=world.kube,
+            settings=settings,
+            registry=registry,
         )
         register(registry, quota)
         self.cluster_metrics = ClusterMetrics(
@@ -563,9 +567,11 @@ class Scheduler:
         }
         for number in range(self._settings.chore_workers):
             loops[f"chores {number}"] = partial(self.tasks.work, self._background.run)
+        for file in (self.quota.file, self.policies.file):
+            if file.path:
+                loops[file.kind.title] = partial(file.watch, self.state.clock, self._poll_s)
         if self._settings.policies_file:
             loops |= {
-                "policies file": self.policies.follow_file,
                 "rollbacks": self.policies.follow_rollbacks,
                 "canary": self.policies.evaluate,
             }
@@ -574,6 +580,10 @@ class Scheduler:
         async with anyio.create_task_group() as group:
             for name, loop in loops.items():
                 group.start_soon(self._supervisor.keep, name, loop, name=name)
+
+    def _poll_s(self) -> float:
+        """Return the interval at which files are polled."""
+        return self._settings.config_poll_s
 
     async def keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a further loop, restarted when it ends with an error."""

@@ -325,13 +325,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     queues_file: str = ""
     """TOML file with the tree of queues and their quotas, see docs/quota.md. Empty: no queues."""
-    queues_reload_s: float = 5.0
-    """Interval at which that file is polled; a change takes effect without a restart."""
 
     policies_file: str = ""
     """TOML or YAML file with named policies and a canary, see docs/policies.md. Empty: none."""
-    policies_reload_s: float = 5.0
-    """Interval at which that file is polled; a change takes effect without a restart."""
     canary_s: float = 30.0
     """Interval at which the objectives of a canary policy are evaluated."""
 

@@ -27,7 +27,7 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.servingcertificate import ServingCertificate
-from hami_common.runtime.skufile import SkuFileWatch
+from hami_common.runtime.skufile import sku_file
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
@@ -84,10 +84,10 @@ async def serve_webhook(
         quarantine=quarantine,
     )
     catalog = Catalog.from_settings(settings.vendors)
-    skus = SkuFileWatch(settings.skus_file, vendors=catalog, registry=context.registry)
+    skus = sku_file(settings.skus_file, vendors=catalog, registry=context.registry)
     admission = Admission(
         catalog=catalog,
-        skus=lambda: skus.catalog,
+        skus=lambda: skus.value,
         policy=settings.policy,
         tracing=context.tracing,
         clock=context.clock,
@@ -128,7 +128,7 @@ async def serve_webhook(
     try:
         async with background() as group:
             group.start_soon(keep, "retries", quarantine.retry)
-            watch_skus = partial(skus.watch, context.clock, every_s=settings.config_poll_s)
+            watch_skus = partial(skus.watch, context.clock, context.settings_file.poll_s)
             group.start_soon(keep, "catalog of SKUs", watch_skus)
             delivery = _Delivery(
                 events=events,

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
-import anyio
 import pytest
 from msgspec import Struct, inspect
 from prometheus_client import CollectorRegistry
@@ -20,7 +19,6 @@ from hami_common.errors import SettingsInvalid
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.reload import SettingsFile, merge
 from hami_common.runtime.settings import ServiceSettings, load
-from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -52,9 +50,9 @@ class Running:
         self.registry = CollectorRegistry()
         self.used: list[Settings] = []
 
-        def again() -> Any:
+        def again(content: bytes | None = None) -> Any:
             flags = ["--config", str(path), *argv]
-            return load(Settings, service="tester", argv=flags, environ={})
+            return load(Settings, service="tester", argv=flags, environ={}, content=content)
 
         self.file: SettingsFile[Settings] = SettingsFile(
             again(), load=again, service="tester", registry=self.registry
@@ -63,8 +61,8 @@ class Running:
 
     async def settle(self) -> None:
         """Poll twice: a file counts once two reads return the same."""
-        await self.file.look()
-        await self.file.look()
+        await self.file.file.look()
+        await self.file.file.look()
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"hami_settings_{name}", labels)
@@ -112,34 +110,6 @@ async def test_hot_change_is_handed_over_and_shown(path: Path) -> None:
     assert len(running.used) == 1, "the same file is taken over once"
 
 
-async def test_file_that_is_still_being_written_is_not_read(path: Path) -> None:
-    running = Running(path)
-    path.write_text("depth =")
-    await running.file.look()
-    path.write_text("depth = 3\n")
-    await running.file.look()
-    assert (running.used, running.file.problem) == ([], "")
-    await running.file.look()
-    assert [one.depth for one in running.used] == [3]
-    assert running.value("reloads_total", outcome="failed") == 0
-
-
-async def test_swapped_link_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"..{number}").mkdir()
-        (tmp_path / f"..{number}" / "settings.toml").write_text(f"depth = {number}\n")
-    data = tmp_path / "..data"
-    data.symlink_to("..1")
-    path = tmp_path / "settings.toml"
-    path.symlink_to("..data/settings.toml")
-    running = Running(path)
-    fresh = tmp_path / "..data_tmp"
-    fresh.symlink_to("..2")
-    fresh.replace(data)
-    await running.settle()
-    assert running.file.settings.depth == 2
-
-
 async def test_setting_that_needs_a_restart_is_named_and_kept(path: Path) -> None:
     running = Running(path)
     path.write_text("depth = 2\nwidth = 9\n[pace]\nlook_s = 0.5\nstart_s = 1.0\n")
@@ -160,31 +130,22 @@ async def test_setting_that_needs_a_restart_is_named_and_kept(path: Path) -> Non
         ("[pace]\nlooks_s = 1\n", "did you mean pace.look_s?"),
         ('depth = "deep"\n', "depth: Expected `int`, got `str`"),
         ("depth = \n", "settings.toml"),
-        (None, "give the path of a readable file"),
     ],
 )
 async def test_invalid_file_keeps_the_settings_in_force_and_is_reported_until_fixed(
-    path: Path, text: str | None, problem: str, caplog: pytest.LogCaptureFixture
+    path: Path, text: str, problem: str
 ) -> None:
     running = Running(path)
-    if text is None:
-        path.unlink()
-    else:
-        path.write_text(text)
-    for _ in range(3):
-        await running.settle()
+    path.write_text(text)
+    await running.settle()
     assert running.used == []
     assert running.file.settings.depth == 1
     assert problem in (await running.told())["problem"]
-    assert running.value("reload_failed") == 1
+    assert running.value("file_valid") == 0
     assert running.value("generation") == 1
-    assert running.value("reloads_total", outcome="failed") == 1, "told once, not at every look"
-    assert [one.message for one in caplog.records if one.levelno == logging.ERROR] == [
-        "settings kept"
-    ]
     path.write_text("depth = 1\n")
     await running.settle()
-    assert ((await running.told())["problem"], running.value("reload_failed")) == ("", 0)
+    assert ((await running.told())["problem"], running.value("file_valid")) == ("", 1)
     assert running.value("generation") == 1, "it is the file of the start again"
 
 
@@ -205,25 +166,7 @@ async def test_service_may_refuse_the_whole(path: Path) -> None:
     path.write_text('depth = 2\nlog_level = "ERROR"\n')
     await running.settle()
     assert running.file.settings.depth == 1
-    assert running.file.problem == "setting depth: 2; give less"
-
-
-async def test_error_of_the_service_is_reported_and_the_loop_continues(path: Path) -> None:
-    running = Running(path)
-    calls: list[int] = []
-
-    def fail(settings: Settings) -> None:
-        calls.append(settings.depth)
-        if settings.depth == 2:
-            raise ZeroDivisionError
-
-    running.file.use = fail
-    path.write_text("depth = 2\n")
-    await running.settle()
-    assert "see its log" in running.file.problem
-    path.write_text("depth = 3\n")
-    await running.settle()
-    assert (calls, running.file.problem) == ([2, 3], "")
+    assert running.file.file.problem == "setting depth: 2; give less"
 
 
 async def test_log_level_follows_the_file(path: Path) -> None:
@@ -236,20 +179,6 @@ async def test_log_level_follows_the_file(path: Path) -> None:
         assert root.level == logging.DEBUG
     finally:
         root.setLevel(before)
-
-
-async def test_watch_polls_by_the_clock(path: Path) -> None:
-    running = Running(path)
-    clock = ManualClock(now_s=0.0)
-    path.write_text("depth = 2\n")
-    async with anyio.create_task_group() as group:
-        group.start_soon(running.file.watch, clock)
-        with anyio.fail_after(4):
-            while running.file.settings.depth == 1:
-                await clock.advance(1.0)
-                await anyio.sleep(0.001)
-        group.cancel_scope.cancel()
-    assert clock.monotonic_s() >= 2.0, "it had to read the same twice"
 
 
 @pytest.mark.parametrize("settings", SERVICES, ids=lambda one: one.__module__)

@@ -29,6 +29,7 @@ from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
 from hami_common.runtime.httpd import Request
 from hami_common.runtime.telemetry import Tracing
+from hami_common.runtime.watchedfile import WatchedFile
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Outside
 from hami_scheduler.settings import Settings
@@ -54,6 +55,12 @@ STEP_S = 7.0
 
 QUIET_ROUNDS = 3
 """A cancellation reaches the tasks of a group through callbacks, between which all tasks wait."""
+
+
+async def reread(file: WatchedFile[Any]) -> None:
+    """Read a file twice, because a change applies once two reads agree."""
+    await file.look()
+    await file.look()
 
 
 async def quiet() -> None:

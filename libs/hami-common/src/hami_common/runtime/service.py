@@ -109,7 +109,7 @@ class ServiceContext(Generic[S]):
 
     def _no_file(self, registry: CollectorRegistry) -> SettingsFile[S]:
         loaded = settings_module.Loaded(settings=self.settings, check_only=False, config_path=None)
-        return SettingsFile(loaded, load=lambda: loaded, service=self.service, registry=registry)
+        return SettingsFile(loaded, load=lambda _: loaded, service=self.service, registry=registry)
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as the first signal does."""
@@ -147,10 +147,13 @@ async def _run(
     main: Main[S],
     service: str,
     loaded: settings_module.Loaded[S],
-    load: Callable[[], settings_module.Loaded[S]],
+    load: Callable[..., settings_module.Loaded[S]],
 ) -> int:
     def settings_file(registry: CollectorRegistry) -> SettingsFile[S]:
-        return SettingsFile(loaded, load=load, service=service, registry=registry)
+        def again(content: bytes) -> settings_module.Loaded[S]:
+            return load(content=content)
+
+        return SettingsFile(loaded, load=again, service=service, registry=registry)
 
     context = ServiceContext(service=service, settings=loaded.settings, settings_file=settings_file)
     try:

@@ -31,6 +31,8 @@ from hami_common.vendors.catalog import VendorSettings
 
 S = TypeVar("S", bound=Struct)
 
+CONFIG = "--config"
+"""Flag with the path of the settings file."""
 MASK = "******"
 _SECRET_WORDS = ("key", "secret", "token", "password", "creds")
 
@@ -74,7 +76,9 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     While it waits, the service is alive and not ready."""
     config_poll_s: float = 1.0
-    """Interval at which the settings file is polled; a change applies once two reads agree."""
+    """Interval at which the settings file, and every file that the service reloads, is polled; a
+    change applies once two reads agree. 0: never.
+    """
     vendors: VendorSettings = VendorSettings()
 
 
@@ -95,12 +99,17 @@ def load(
     service: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
+    content: bytes | None = None,
 ) -> Loaded[S]:
-    """Effective settings of ``service`` (word as in ``hami_<service>``), or ``SettingsInvalid``."""
+    """Effective settings of ``service`` (word as in ``hami_<service>``), or ``SettingsInvalid``.
+
+    ``content``: that of the file, where it was read already.
+    """
     flags = _parser(service).parse_args(argv)
     config_path: Path | None = flags.config
     schema = inspect.type_info(settings_type)
-    content = b"" if config_path is None else _read(config_path)
+    if content is None:
+        content = b"" if config_path is None else read(config_path, field=CONFIG)
     tree = {} if config_path is None else _parse_toml(content, config_path)
     _check_keys(tree, schema, path="")
     prefix = f"HAMI_{service.upper().replace('-', '_')}_"
@@ -118,7 +127,7 @@ def load(
 
 
 def digest_of(content: bytes) -> str:
-    """Digest of a settings file's content."""
+    """SHA-256 of a file's content, hexadecimal, as ``sha256sum`` prints it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -162,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(service: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"hami_{service.replace('-', '_')}", allow_abbrev=False)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML")
+    parser.add_argument(CONFIG, type=Path, metavar="FILE", help="settings as TOML")
     parser.add_argument(
         "--set",
         action="append",
@@ -176,19 +185,20 @@ def _parser(service: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path, *, field: str) -> bytes:
+    """Return a file's content; ``SettingsInvalid`` about ``field`` when it is not readable."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise SettingsInvalid(
-            field=f"--config {path}",
+            field=f"{field} {path}",
             problem=error.strerror or str(error),
             fix="give the path of a readable file",
         ) from error
 
 
 def _parse_toml(content: bytes, path: Path) -> dict[str, Any]:
-    return documents.toml(content, field=f"--config {path}")
+    return documents.toml(content, field=f"{CONFIG} {path}")
 
 
 def _from_environment(

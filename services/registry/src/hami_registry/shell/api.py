@@ -24,6 +24,7 @@ from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, StreamedResponse, accepts_gzip
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
+from hami_common.runtime.watchedfile import WatchedFile
 from hami_registry.core.capacity import Capacity
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.fleet import FleetDocument, Position
@@ -32,7 +33,6 @@ from hami_registry.core.system import SystemView
 from hami_registry.core.waiting import Waiting
 from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
-from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.fleet import FleetFeed
 from hami_registry.shell.pastfleet import time_of
 from hami_registry.shell.system import Known, System
@@ -333,7 +333,7 @@ class Api:
         views: Views,
         fleet: FleetFeed,
         writer: CanonicalWriter,
-        config_file: ConfigFile,
+        config_file: WatchedFile[DeviceConfig],
         agents: Agents,
         system: System,
         questions: Places,

@@ -11,6 +11,7 @@ stored one takes over its generation, any other takes the next. Times in seconds
 import logging
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 import anyio
 from msgspec import Struct
@@ -22,12 +23,16 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.ports import Bucket, Clock, Entry, Expect
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.watchedfile import FileKind
 from hami_registry.core.device_config import DeviceConfig, digest
 from hami_registry.core.inventory import Inventory, operator_cordons, supersedes
 from hami_registry.core.stranded import Holding, refusal
 from hami_registry.shell.metrics import Metrics
 
 CONFIG_DIGEST = "hami-config-digest"
+DEVICE_CONFIG: Final = FileKind(
+    name="device_config", title="device configuration", field="device_config_file"
+)
 EVENT_TYPE = "io.hami.device.changed.v1"
 
 NOBODY: Mapping[str, Holding] = {}

@@ -13,7 +13,6 @@ from hami_common.events.idle import IDLE_CHANGES
 KINDS = (
     "advisory",
     "answer",
-    "configuration",
     "decision",
     "devices",
     "devices-to-store",
@@ -65,20 +64,9 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self.config_loads = Counter(
-            "hami_registry_config_loads",
-            "Changed device configuration files, by outcome (ok, failed).",
-            ["outcome"],
-            registry=registry,
-        )
         self.config_generation = Gauge(
             "hami_registry_config_generation",
             "Generation of the device configuration in use.",
-            registry=registry,
-        )
-        self.config_problem = Gauge(
-            "hami_registry_config_problem",
-            "1 while the device configuration file cannot be used and an older one is in force.",
             registry=registry,
         )
         self.resets = Counter(

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from hami_common.runtime.httpd import Request, Response, json_response
 from hami_common.runtime.openapi import Operation
-from hami_common.runtime.skufile import SkuFileWatch
+from hami_common.runtime.watchedfile import WatchedFile
 from hami_common.skus.catalog import Sku, SkuCatalog
 
 _CONTAINER: Final = "main"
@@ -86,14 +86,14 @@ OPERATIONS: tuple[Operation, ...] = (
 class SkuApi:
     """Handler of the operation."""
 
-    def __init__(self, file: SkuFileWatch) -> None:
+    def __init__(self, file: WatchedFile[SkuCatalog]) -> None:
         """Answer with the catalog of ``file``."""
         self._file = file
 
     async def skus(self, request: Request) -> Response:
         """See ``OPERATIONS``."""
         del request
-        catalog = self._file.catalog
+        catalog = self._file.value
         return json_response(
             SkuList(
                 digest=catalog.digest,

@@ -163,8 +163,6 @@ class Feed:
             group.start_soon(self._again, "ledger", self._watch_ledger)
             group.start_soon(self._again, "pods", self._watch_pods)
             group.start_soon(self._again, "quotas", self._quota.watch)
-            if self._settings.queues_file:
-                group.start_soon(keep, "queues file", self._quota.follow_file)
             group.start_soon(self._again, "heartbeats", self._hear_heartbeats)
             group.start_soon(self._again, "faults", self._hear_faults)
             if self._settings.topology_labels:

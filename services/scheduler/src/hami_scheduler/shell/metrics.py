@@ -264,11 +264,6 @@ class PolicyMetrics:
     """Metrics of policies."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.file_valid = Gauge(
-            "hami_scheduler_policies_file_valid",
-            "1 while the policies file as it stands is in force.",
-            registry=registry,
-        )
         self.canary = Gauge(
             "hami_scheduler_canary_running",
             "1 while a canary policy is applied to its namespaces.",

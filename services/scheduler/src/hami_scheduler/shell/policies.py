@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies the policies file: a policy by namespace, and the rollback of a canary (ADR 48).
 
-The file is read again when its content changes; an invalid one is reported and the last valid one
-stays in effect. This replica's decisions are noted while a canary is in force, and evaluated every
-``canary_s``. A missed objective is written to ``hami_policies`` once for the canary's definition,
-with compare-and-set; all replicas follow that bucket, and none applies a canary before it has read
-it. Policies of pods' own annotations are not changed here. Seconds throughout.
+This replica's decisions are noted while a canary is in force, and evaluated every ``canary_s``. A
+missed objective is written to ``hami_policies`` once for the canary's definition, with
+compare-and-set; all replicas follow that bucket, and none applies a canary before it has read it.
+Policies of pods' own annotations are not changed here. Seconds throughout.
 """
 
 import logging
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from hami_common import documents
 from hami_common.bus import subjects
-from hami_common.errors import Conflict, SettingsInvalid, WireInvalid
+from hami_common.errors import Conflict, WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.policy import RollbackRecord
@@ -29,12 +28,14 @@ from hami_common.model.waiting import class_of
 from hami_common.ports import Bucket, Entry, Expect, Reset, Synced
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation
+from hami_common.runtime.watchedfile import FileKind, WatchedFile
 from hami_core.replay.canary import CanaryVerdict, Group, Window, memory_of
 from hami_core.replay.policies import Canary, PoliciesFile, parse
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.metrics import PolicyMetrics
 from hami_scheduler.shell.state import State
 
+FILE: Final = FileKind(name="policies", title="policies file", field="policies_file")
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 NODES_AT_ONCE: Final = 64
 """Nodes whose packing is read between two points where other tasks may run."""
@@ -110,8 +111,6 @@ class PolicyKeeper:
         self._metrics = PolicyMetrics(registry)
         self._writer = writer
         self._ids = ids
-        self._content: bytes | None = None
-        """Content that was read last; ``None`` if it could not be read."""
         self._file: PoliciesFile | None = None
         self._digest = ""
         self._rollbacks: dict[str, RollbackRecord] = {}
@@ -119,12 +118,13 @@ class PolicyKeeper:
         self._is_synced = False
         self._window = Window()
         self._verdict: CanaryVerdict | None = None
-        self.problem = ""
         self.changed: Callable[[], None] = _nothing
         """Called when the default policy may have changed."""
-        if settings.policies_file:
-            self._content = content = self._read()
-            self._take(self._parsed(content))
+        self.file: WatchedFile[PoliciesFile | None] = WatchedFile.at_start(
+            settings.policies_file, FILE, parse=self._parsed, default=None, registry=registry
+        )
+        self.file.use = self._use_file
+        self._take(self.file.value)
         self._show()
 
     # --- policies --------------------------------------------------------------------------------
@@ -160,52 +160,16 @@ class PolicyKeeper:
 
     # --- the file --------------------------------------------------------------------------------
 
-    async def follow_file(self) -> None:
-        """Read the file again whenever its content changes, indefinitely."""
-        while True:
-            await self._state.clock.sleep(self._settings.policies_reload_s)
-            self.reload()
-
-    def reload(self) -> None:
-        """Apply the present file; report an invalid one once."""
-        content: bytes | None = None
-        try:
-            content = self._read()
-            if content == self._content:
-                return
-            file = self._parsed(content)
-        except SettingsInvalid as error:
-            self._content = content
-            if str(error) != self.problem:
-                self.problem = str(error)
-                _log.error(
-                    "policies file invalid, last valid one kept", extra={"problem": self.problem}
-                )
-            self._show()
-            return
-        self._content = content
-        self.problem = ""
+    def _use_file(self, file: PoliciesFile | None) -> None:
         self._take(file)
         self._show()
-        _log.info("policies file reloaded", extra={"policies": list(file.policies)})
         self.changed()
 
-    def _take(self, file: PoliciesFile) -> None:
+    def _take(self, file: PoliciesFile | None) -> None:
         self._file = file
-        if file.digest() != self._digest:
+        if file is not None and file.digest() != self._digest:
             self._digest = file.digest()
             self._window, self._verdict = Window(), None
-
-    def _read(self) -> bytes:
-        path = self._settings.policies_file
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise SettingsInvalid(
-                field="policies_file",
-                problem=f"{path!r}: {error.strerror}",
-                fix="give the path of a policies file, see docs/policies.md",
-            ) from error
 
     def _parsed(self, content: bytes) -> PoliciesFile:
         if Path(self._settings.policies_file).suffix in YAML_SUFFIXES:
@@ -367,7 +331,6 @@ class PolicyKeeper:
     # --- showing ---------------------------------------------------------------------------------
 
     def _show(self) -> None:
-        self._metrics.file_valid.set(not self.problem)
         self._metrics.canary.set(self._is_running)
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
@@ -381,7 +344,7 @@ class PolicyKeeper:
         return json_response(
             PoliciesView(
                 file=self._settings.policies_file,
-                problem=self.problem,
+                problem=self.file.problem,
                 default=_row("" if file is None else file.default, self.default),
                 items=tuple(
                     _row(name, one.policy())

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the quotas: watches ResourceQuota objects, reads the queues file, answers filter and bind.
+"""Runs the quotas: watches ResourceQuota objects, applies the queues file, answers filter and bind.
 
-No decision is made before all quotas were listed once. The queues file is read again when its
-content changes; an invalid one is reported and the last valid one stays in effect. A reservation
-under a quota is committed only after the ledger's stream has delivered it and every record before
-it, and it was within all quotas there: ``verdict`` waits for that. Pods without an applicable quota
-never wait. The rules are in ``core.quota_ledger`` and ``core.queues``. Seconds throughout.
+No decision is made before all quotas were listed once. A reservation under a quota is committed
+only after the ledger's stream has delivered it and every record before it, and it was within all
+quotas there: ``verdict`` waits for that. Pods without an applicable quota never wait. The rules are
+in ``hami_core.quota``. Seconds throughout.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Final
 
 import anyio
 from msgspec import Struct
@@ -22,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from hami_common import documents
-from hami_common.errors import RequestInvalid, SettingsInvalid, Unavailable
+from hami_common.errors import RequestInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.metrics.families import ZONE
 from hami_common.model.request import PodRequest
@@ -32,6 +31,7 @@ from hami_common.pods.podview import PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.watchedfile import FileKind, WatchedFile
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.podfacts import PodFacts, account_of
 from hami_core.ledger.stimuli import (
@@ -73,6 +73,7 @@ from hami_scheduler.shell.podapi import bare_pod
 from hami_scheduler.shell.state import State
 
 QUOTAS = "/api/v1/resourcequotas"
+FILE: Final = FileKind(name="queues", title="queues file", field="queues_file")
 MOST_SERIES = 5000
 """Quota and queue rows exported as metrics; further ones are only counted."""
 
@@ -139,6 +140,7 @@ class QuotaKeeper:
         catalog: Catalog,
         kube: KubeApi,
         settings: Settings,
+        registry: CollectorRegistry,
     ) -> None:
         """Read the queues file; ``SettingsInvalid`` when it is wrong."""
         self._core = core = state.core
@@ -153,12 +155,16 @@ class QuotaKeeper:
         self._settings = settings
         self._starts = Starts()
         self._progress = anyio.Event()
-        self._file = b""
-        self.problem = ""
-        """Error in the present content of the queues file, empty when it is in effect."""
+        self.file = WatchedFile.at_start(
+            settings.queues_file,
+            FILE,
+            parse=self._tree_of,
+            default=queues.QueueTree(),
+            registry=registry,
+        )
+        self.file.use = self._use_tree
         if settings.queues_file:
-            self._file = self._read_file()
-            self._set_tree(self._tree_of(self._file))
+            self._set_tree(self.file.value)
 
     # --- the stream ------------------------------------------------------------------------------
 
@@ -317,53 +323,13 @@ class QuotaKeeper:
         if node:
             self._state.later(CapacityReturned(node=node))
 
-    async def follow_file(self) -> None:
-        """Read the queues file again whenever its content changes, indefinitely."""
-        while True:
-            await self._state.clock.sleep(self._settings.queues_reload_s)
-            self.reload()
-
-    def reload(self) -> None:
-        """Apply the present queues file; report an invalid one once."""
-        try:
-            content = self._read_file()
-        except SettingsInvalid as error:
-            self._report(str(error))
-            return
-        if content == self._file:
-            return
-        self._file = content
-        try:
-            tree = self._tree_of(content)
-        except SettingsInvalid as error:
-            self._report(str(error))
-            return
-        self.problem = ""
-        self._set_tree(tree)
-        _log.info("queues file taken", extra={"queues": len(tree.queues)})
-        self._wake_pods()
-
-    def _report(self, problem: str) -> None:
-        if problem != self.problem:
-            self.problem = problem
-            _log.error(
-                "queues file is wrong, the last good one stays in force", extra={"problem": problem}
-            )
-
-    def _read_file(self) -> bytes:
-        path = self._settings.queues_file
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise SettingsInvalid(
-                field="queues_file",
-                problem=f"{path!r}: {error.strerror}",
-                fix="give the path of a TOML file, see docs/quota.md",
-            ) from error
-
     def _tree_of(self, content: bytes) -> queues.QueueTree:
         document = documents.toml(content, field="queues_file", fix="see docs/quota.md")
         return queues.parse(document, vendors=self._vendors)
+
+    def _use_tree(self, tree: queues.QueueTree) -> None:
+        self._set_tree(tree)
+        self._wake_pods()
 
     # --- showing ---------------------------------------------------------------------------------
 
@@ -417,7 +383,7 @@ class QuotaKeeper:
             waiting = [row for row in waiting if row.namespace == namespace]
         elif not await request.sees_everything():
             waiting = []
-        return json_response(QueueAnswer(items=rows, problem=self.problem, waiting=waiting))
+        return json_response(QueueAnswer(items=rows, problem=self.file.problem, waiting=waiting))
 
     def waiting(self) -> list[WaitingRow]:
         """Return the pods that wait, by queue and position."""
@@ -499,11 +465,6 @@ class QuotaMetrics(Collector):
         quarantine = self._keeper.quarantine
         yield from _quota_metrics(ledger.quota_rows(), quarantine)
         yield from _queue_metrics(ledger.queue_rows(), quarantine)
-        yield GaugeMetricFamily(
-            "hami_scheduler_queues_file_valid",
-            "1 while the queues file as it stands is in force.",
-            value=not self._keeper.problem,
-        )
 
 
 def register(registry: CollectorRegistry, keeper: QuotaKeeper) -> None:
