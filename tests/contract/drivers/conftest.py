@@ -32,7 +32,6 @@ LIBRARIES: dict[str, LibraryFake] = {DCMI.name: DCMI}
 for _path in sorted(Path(__file__).parent.glob("library_*.py")):
     _fake = importlib.import_module(f"tests.contract.drivers.{_path.stem}").FAKE
     LIBRARIES[_fake.name] = _fake
-MakeLibrary = Callable[..., FakeLibrary]
 
 
 def library_of(name: str, folder: Path, count: int) -> FakeLibrary:

@@ -156,19 +156,6 @@ def hold(*, mib: float = 0) -> Steps:
         request = yield {"code": code, "free_mib": free / cu.MIB, "total_mib": total / cu.MIB}
 
 
-def until_granted(*, mib: float, tries_s: float) -> Steps:
-    """Hold a context; on request, retry an allocation until it is granted: seconds until then."""
-    cu.begin()
-    ways = Ways()
-    yield {"pid": os.getpid()}
-    began = time.monotonic()
-    code = 2
-    while code and time.monotonic() - began < tries_s:
-        code = ways.take("alloc", int(mib * cu.MIB))
-        time.sleep(0.002)
-    yield {"code": code, "seconds": time.monotonic() - began}
-
-
 def sizes(*, bytes_each: int, count: int) -> Steps:
     """Many allocations of one size; asked before and after them."""
     cu.begin()

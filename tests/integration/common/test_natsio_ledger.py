@@ -95,7 +95,7 @@ async def test_republished_records_contain_their_sequence_and_the_keys_previous_
             while len(got) < 4:
                 got += [
                     (
-                        subjects.parse_alloc_feed(message.subject)[1],
+                        message.subject.rpartition(".")[2],
                         message.headers["Nats-Sequence"],
                         message.headers["Nats-Last-Sequence"],
                     )

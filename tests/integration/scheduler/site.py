@@ -15,7 +15,6 @@ from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat, NodeDevices
-from hami_common.pods import annotations
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.runtime import natsio
 from hami_common.runtime.tasks import background
@@ -234,9 +233,3 @@ async def open_site(directory: Path, nats: NatsServer) -> AsyncIterator[Site]:
         finally:
             for scheduler in site.schedulers:
                 await scheduler.process.kill()
-
-
-def fence_of(pod: Obj) -> str:
-    """The fence annotation of a pod."""
-    value: str = (pod["metadata"].get("annotations") or {}).get(annotations.FENCE, "")
-    return value

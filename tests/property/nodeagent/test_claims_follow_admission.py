@@ -410,10 +410,6 @@ def worlds() -> list[World]:
     return [World(seed) for seed in range(10)]
 
 
-def meant_to_run(world: World) -> set[str]:
-    return {pod.uid for pod in world.pods if pod.fate == "admitted"}
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", range(4))
 def test_each_container_gets_its_own_shares_in_1000_admission_orders(

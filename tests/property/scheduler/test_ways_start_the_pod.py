@@ -14,7 +14,7 @@ from hami_core.ledger.stimuli import FeedSynced, RecordSeen, Repaired
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
 from hami_core.planning.defrag import Tenant
-from hami_core.planning.ways import Surroundings, Way, find_ways
+from hami_core.planning.ways import Surroundings, Way, standing
 from hami_core.planning.whatif import Change
 from hami_core.table.table import DeviceTable
 from tests.support import builders
@@ -139,7 +139,7 @@ def test_way_that_is_applied_makes_the_pod_fit(data: st.DataObject) -> None:
         now_s=0.0, tenants=site.tenants, inventory=site.inventory, excluded=excluded
     )
     before = list(site.ledger.table.usages())
-    ways = find_ways(site.ledger, request, around)
+    ways = standing(site.ledger, request, around).closest
     assert list(site.ledger.table.usages()) == before
     assert [way.cost for way in ways] == sorted(way.cost for way in ways)
     for way in ways:

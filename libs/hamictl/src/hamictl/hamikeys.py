@@ -85,10 +85,6 @@ def destination(rule: Carried) -> str:
     return f"`{rest}` of the {first}"
 
 
-def _one_of(*harmless: object) -> Callable[[Any], bool]:
-    return lambda value: any(value == one and type(value) is type(one) for one in harmless)
-
-
 def _only_log_flags(value: object) -> bool:
     return not value or (
         isinstance(value, list) and all(_LOG_FLAG.fullmatch(str(one)) for one in value)

@@ -506,7 +506,6 @@ class Scheduler:
                 claims=claims,
                 kube=world.kube,
                 settings=settings,
-                metrics=self.metrics,
                 writer=writer,
             ),
             settling=settling,

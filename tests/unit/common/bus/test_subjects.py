@@ -27,11 +27,10 @@ def test_subjects_are_spelled_so() -> None:
     )
 
 
-def test_keys_and_feed_subjects_parse_back() -> None:
+def test_keys_parse_back() -> None:
     key = subjects.allocation_key(NODE, "u-1")
     assert subjects.parse_allocation_key(key) == (NODE, "u-1")
     assert subjects.parse_devices_key(subjects.devices_key(NODE, "nvidia")) == (NODE, "nvidia")
-    assert subjects.parse_alloc_feed(f"hami.v1.alloc.{key}") == (NODE, "u-1")
     assert subjects.key_of("hami_alloc", subjects.kv_subject("hami_alloc", key)) == key
 
 
@@ -55,11 +54,9 @@ def test_keys_of_another_shape_are_refused(key: str) -> None:
         subjects.parse_devices_key(key)
 
 
-def test_subjects_of_another_bucket_or_feed_are_refused() -> None:
+def test_subjects_of_another_bucket_are_refused() -> None:
     with pytest.raises(WireInvalid, match="does not belong to bucket hami_alloc"):
         subjects.key_of("hami_alloc", "$KV.hami_allocation.n.u")
-    with pytest.raises(WireInvalid, match="does not begin with"):
-        subjects.parse_alloc_feed("hami.v1.event.n.u")
 
 
 def test_region_may_not_have_the_name_of_the_hub() -> None:

@@ -17,7 +17,6 @@ from hami_core.planning.ways import (
     WAIT_COST,
     Surroundings,
     Way,
-    find_ways,
     standing,
 )
 from hami_core.planning.whatif import Governed
@@ -73,7 +72,7 @@ class Site:
     def ways(self, request: PodRequest, **more: Any) -> dict[str, Way]:
         """Return the ways by kind, the cheapest of each; the ledger must be as before."""
         before = list(self.ledger.table.usages())
-        found = find_ways(self.ledger, request, self.around(**more))
+        found = standing(self.ledger, request, self.around(**more)).closest
         assert list(self.ledger.table.usages()) == before
         self.ledger.check()
         costs = [way.cost for way in found]
@@ -192,5 +191,5 @@ def test_kinds_of_nodes_are_tried_until_one_takes_the_pod() -> None:
     inventory: list[NodeDevices] = [*site.inventory, large]
     site.start("filler", "large", 1800)
     around = Surroundings(now_s=NOW_S, inventory=inventory)
-    ways = find_ways(site.ledger, pod("wanted", 1500), around)
+    ways = standing(site.ledger, pod("wanted", 1500), around).closest
     assert [(way.kind, way.like) for way in ways if way.kind == "node"] == [("node", "large")]

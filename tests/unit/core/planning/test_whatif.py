@@ -23,7 +23,8 @@ from hami_core.planning.whatif import (
     Change,
     Governed,
     Outcome,
-    closest_fits,
+    Scene,
+    changes,
     simulate,
 )
 from hami_core.quota.accounts import QuotaLedger
@@ -80,7 +81,7 @@ def pod(name: str, *, count: int = 1, mib: int = 100, core: int = 0, **more: obj
 
 
 def closest(ledger: Ledger, request: PodRequest) -> dict[str, Change]:
-    found = closest_fits(ledger, request)
+    found = changes(Scene(ledger, None), request)
     assert [change.cost for change in found] == sorted(change.cost for change in found)
     return {change.what: change for change in found}
 
@@ -123,11 +124,11 @@ def test_each_kind_of_change(request_: PodRequest, what: str, fits: str) -> None
 def test_mode_that_would_let_the_pod_in_is_offered_once() -> None:
     sizes = (Profile(name="1g", memory_mib=400, core_pct=25, size=1, starts=(0, 1)),)
     ledger = ledger_of(("a", [device("a", 0, mode="mig", partitions=sizes)]))
-    changes = closest_fits(ledger, pod("p", count=2, mib=300))
-    (change,) = [one for one in changes if one.what == "nvidia.com/vgpu-mode"]
+    several = changes(Scene(ledger, None), pod("p", count=2, mib=300))
+    (change,) = [one for one in several if one.what == "nvidia.com/vgpu-mode"]
     assert (change.asked, change.fits, change.node) == ("none", "mig", "a")
     assert str(change) == "nvidia.com/vgpu-mode mig instead of none would fit on a"
-    soft = closest_fits(ledger, pod("p", mib=300, modes=["soft"]))
+    soft = changes(Scene(ledger, None), pod("p", mib=300, modes=["soft"]))
     assert [(one.what, one.fits) for one in soft] == [("nvidia.com/vgpu-mode", "any")]
 
 

@@ -239,14 +239,6 @@ def alloc_feed(node: str) -> str:
     return f"{ALLOC_FEED_PREFIX}.{escape(node)}.*"
 
 
-def parse_alloc_feed(subject: str) -> tuple[str, str]:
-    """(node, pod uid) of a republished ledger record."""
-    prefix = f"{ALLOC_FEED_PREFIX}."
-    if not subject.startswith(prefix):
-        raise WireInvalid(what=f"subject {subject!r}", problem=f"does not begin with {prefix}")
-    return parse_allocation_key(subject[len(prefix) :])
-
-
 def decision_event(namespace: str, pod: str) -> str:
     """Subject of a scheduling decision."""
     return f"{EVENT_PREFIX}.decision.{escape(namespace)}.{escape(pod)}"

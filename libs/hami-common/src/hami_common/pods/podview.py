@@ -148,7 +148,6 @@ class MetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
     resource_version: Word = ""
     creation_timestamp: Word | None = None
     deletion_timestamp: Word | None = None
-    deletion_grace_period_seconds: SignedInt64 | None = None
     labels: Labels | None = None
     annotations: Annotations | None = None
     owner_references: Annotated[list[OwnerView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
@@ -292,7 +291,6 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     reason: ObjectText = ""
     message: ObjectText = ""
     qos_class: Word = field(default="", name="qosClass")
-    nominated_node_name: ObjectText = ""
     start_time: Word | None = None
     conditions: Annotated[list[ConditionView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     container_statuses: Statuses | None = None

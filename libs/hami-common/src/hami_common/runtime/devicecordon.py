@@ -66,9 +66,7 @@ async def change_cordon(api: KubeApi, node: str, change: CordonChange) -> tuple[
                 "resourceVersion": metadata.get("resourceVersion"),
                 "annotations": {
                     annotations.DEVICE_CORDON: ",".join(uuids) or None,
-                    annotations.DEVICE_CORDON_REASONS: json.dumps(reasons, sort_keys=True)
-                    if reasons
-                    else None,
+                    annotations.DEVICE_CORDON_REASONS: _encoded(reasons),
                 },
             }
         }

@@ -36,7 +36,6 @@ _SPARSE_BITS: Final = 3
 """The table has this many times (as a power of two) more places than names."""
 _WRAPPED_KEPT: Final = 4
 """Texts around names with which all of them are kept."""
-_QUOTE: Final = ord('"')
 _MARKS: Final = 3
 """Bytes around each name: two quotes and a comma."""
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)

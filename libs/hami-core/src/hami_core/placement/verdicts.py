@@ -205,11 +205,6 @@ class Filtered:
         """Names of the nodes that fit, in the order in which they were named."""
         return list(self.left.strings())
 
-    @property
-    def refused_count(self) -> int:
-        """Number of nodes that do not fit."""
-        return len(self.nodes) - len(self.left)
-
     def refused(self) -> dict[str, str]:
         """Return the text by refused node: the same for all nodes of a class."""
         return {

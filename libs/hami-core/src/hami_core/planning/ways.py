@@ -142,17 +142,6 @@ def standing(
     )
 
 
-def find_ways(
-    ledger: Ledger,
-    request: PodRequest,
-    around: Surroundings,
-    *,
-    governed: Governed | None = None,
-) -> tuple[Way, ...]:
-    """Return the ways to start a pod that no node takes, cheapest first."""
-    return _Search(ledger, request, governed, around).ways()
-
-
 class _Search:
     """Search for ways on one ledger, which is as before after each method."""
 

@@ -2,7 +2,7 @@
 """Simulation: places pods one after the other on a copy, and finds changes that let a pod in.
 
 Uses the same filter, quotas, scores and picks as the live scheduler, on ledgers that the caller may
-modify. Quotas apply where ``Governed`` is given. ``closest_fits`` searches for the smallest single
+modify. Quotas apply where ``Governed`` is given. ``changes`` searches for the smallest single
 change of a request that some node would take and, where none helps, for the smallest change of one
 container's memory and compute together. Memory in MiB, compute in percent of one device, shares of
 a whole as fractions 0..1.
@@ -213,18 +213,11 @@ def _refusals(filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
 # --- the closest fit ------------------------------------------------------------------------------
 
 
-def closest_fits(
-    ledger: Ledger, request: PodRequest, *, governed: Governed | None = None
-) -> tuple[Change, ...]:
+def changes(scene: Scene, request: PodRequest) -> tuple[Change, ...]:
     """Return changes after which some node takes the pod, cheapest first.
 
     Empty: none was found.
     """
-    return changes(Scene(ledger, governed), request)
-
-
-def changes(scene: Scene, request: PodRequest) -> tuple[Change, ...]:
-    """Return ``closest_fits`` on a scene."""
 
     def node_for(changed: PodRequest) -> str:
         return scene.best(changed)[0]

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 MUTATING: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 VALIDATING: Final = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 VARIABLES: Final = frozenset({"object", "oldObject", "request", "authorizer"})
-MAX_CONDITIONS: Final = 64
 _EXEMPT_GROUP: Final = "admissionregistration.k8s.io"
 _OK_CODES: Final = range(200, 300)
 _BAD_REQUEST: Final = 400

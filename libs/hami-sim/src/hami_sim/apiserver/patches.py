@@ -177,7 +177,6 @@ _APPLY_IGNORED: Final = frozenset({"apiVersion", "kind"})
 _APPLY_IGNORED_METADATA: Final = frozenset(
     {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "managedFields"}
 )
-APPLY_KEYS: Final = {**MERGE_KEYS, "tolerations": ""}
 
 
 def field_set(applied: Obj, kind: str) -> Obj:

@@ -14,7 +14,7 @@ indexed by.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
@@ -221,11 +221,6 @@ class Table:
             bucket.discard(subscription)
             if not bucket and subscription.index_value is not None:
                 del self._by_index[subscription.index_value]
-
-    def subscriptions(self) -> Iterator[Subscription]:
-        """Iterate over the open watches."""
-        for bucket in list(self._by_index.values()):
-            yield from list(bucket)
 
     def at(self, revision: int) -> dict[Name, Stored] | None:
         """Rebuild the rows as of a revision; None when the history does not reach back."""

@@ -175,17 +175,6 @@ class FakeNvml:
         keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
         self._change(index, keys=keys)
 
-    def switched_mode(self, index: int) -> tuple[bool, bool, int] | None:
-        """(MIG mode now, after the next reset, how often it changed) once a caller asked for one.
-
-        ``None``: no caller has requested a mode from the library.
-        """
-        for line in self._instances_text().splitlines():
-            words = line.split()
-            if words[:2] == ["mode", self._gpu(index).uuid]:
-                return words[2] == "1", words[3] == "1", int(words[4])
-        return None
-
     def made_instances(self, index: int) -> tuple[MadeInstance, ...]:
         """Return the instances that callers of the library created on the device, by placement."""
         gpu = self._gpu(index)
@@ -232,10 +221,6 @@ class FakeNvml:
 
     def _limits_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}.limits")
-
-    def reset_instances(self) -> None:
-        """Remove all MIG instances, as a restart of the machine does."""
-        self._instances_path().unlink(missing_ok=True)
 
     def _instances_path(self) -> Path:
         return self.path.with_name(f"{self.path.name}.mig")

@@ -42,7 +42,6 @@ _SCRATCH = (("/dev/shm", "64m"), ("/tmp", "256m"), ("/var/tmp", "64m"))  # noqa:
 _PRELOAD = "/etc/ld.so.preload"
 _START_S = 20.0
 _POLL_S = 0.02
-_KILLED = 137
 _LOST = 137
 _NEVER = 128
 
@@ -100,7 +99,6 @@ class Runtime:
         self._directory = directory
         self._uses_namespaces = uses_namespaces
         self._owner_pid = owner_pid
-        self._host_paths = host_paths
         self._now_s = now_s
         # Each container mounts its root here, in its own view; removing a mount point is slow.
         self._mount_point = directory / "root"

@@ -41,8 +41,6 @@ class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Name of the node: part of the identity of devices whose tool reports none."""
     sysfs_root: str = "/sys"
     """Directory of sysfs, for PCI functions and NUMA nodes."""
-    dev_root: str = "/dev"
-    """Directory of device nodes."""
     etc_root: str = "/etc"
     """Directory of the vendors' descriptions of shares."""
     shares_root: str = "/usr/local/vgpu"

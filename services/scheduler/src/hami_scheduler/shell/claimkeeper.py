@@ -32,7 +32,6 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell.bounded import until_set
 from hami_scheduler.shell.isolation import CLAIM
 from hami_scheduler.shell.leader import Leader
-from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.podclaims import PodClaims, Unsettled
 from hami_scheduler.shell.state import State
 
@@ -57,7 +56,6 @@ class ClaimKeeper:
         claims: PodClaims,
         kube: KubeApi,
         settings: Settings,
-        metrics: Metrics,
         writer: str,
     ) -> None:
         """Write with ``claims``; ``writer`` names this replica in the election."""
@@ -66,7 +64,6 @@ class ClaimKeeper:
         self._options = settings.dra
         self._tick_s = settings.tick_s
         self._lease_s = settings.lease_s
-        self._metrics = metrics
         self._leader = Leader(
             kube,
             clock=state.clock,

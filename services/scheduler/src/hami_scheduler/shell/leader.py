@@ -36,7 +36,6 @@ class _Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
 
 class _Spec(Struct, frozen=True, kw_only=True, rename="camel"):
     holder_identity: Word | None = None
-    renew_time: Word | None = None
     lease_transitions: SignedInt32 | None = None
 
 

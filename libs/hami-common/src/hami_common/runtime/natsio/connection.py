@@ -87,16 +87,6 @@ class Subscription:
         self._waiting.clear()
         return received
 
-    async def receive_one(self, *, timeout_s: float) -> Message | None:
-        """The next message alone; ``None`` when ``receive`` returns none."""
-        received = await self.receive(timeout_s=timeout_s)
-        if not received:
-            return None
-        for message in reversed(received[1:]):
-            self._messages.appendleft(message)
-            self._waiting[message.subject] += 1
-        return received[0]
-
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield every message until cancelled; immediately, or gathered over a while."""
         while True:

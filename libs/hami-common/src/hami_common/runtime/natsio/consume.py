@@ -189,10 +189,6 @@ class Delivery:
         """Never deliver again, because of ``reason``."""
         await self._end(f"+TERM {reason}".encode())
 
-    async def in_progress(self) -> None:
-        """Restart the acknowledgement wait; the message is still being processed."""
-        await self._bus.publish(self._reply, b"+WPI")
-
     async def _end(self, verb: bytes) -> None:
         # Lost when the connection is down: the server delivers again, handlers are idempotent.
         await self._bus.publish(self._reply, verb)
