@@ -8,15 +8,12 @@ import ast
 import inspect
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import get_args
 
 from hami_core.ledger.states import TRANSITIONS
 from hami_core.placement.reasons import RefusalCode
 from hami_nodeagent.core import claims, resourceclaims
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "runbook" / "refusals.md"
-END = "<!-- end of generated part -->"
+from tools.generated import DOCS, write_parts
 
 
 def agent_codes(codes: type[StrEnum]) -> str:
@@ -43,28 +40,22 @@ def transitions() -> str:
     return "\n".join(rows)
 
 
-def replaced(text: str, name: str, table: str) -> str:
-    """``text`` with the table between its markers."""
-    begin = f"<!-- generated: {name} -->"
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(END)
-    return f"{head}{begin}\n\n{table}\n\n{END}{tail}"
-
-
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = TARGET.read_text()
+    page = DOCS / "runbook/refusals.md"
+    text = page.read_text(encoding="utf-8")
     missing = [code for code in get_args(RefusalCode) if f"`{code}`" not in text]
     if missing:
-        print(f"{TARGET.name} does not explain {', '.join(missing)}", file=sys.stderr)
+        print(f"{page.name} does not explain {', '.join(missing)}", file=sys.stderr)
         return 1
-    wanted = replaced(text, "agent codes", agent_codes(claims.Code))
-    wanted = replaced(wanted, "claim codes", agent_codes(resourceclaims.Code))
-    wanted = replaced(wanted, "transitions", transitions())
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted)
-    return 0
+    return write_parts(
+        page,
+        {
+            "agent codes": agent_codes(claims.Code),
+            "claim codes": agent_codes(resourceclaims.Code),
+            "transitions": transitions(),
+        },
+    )
 
 
 if __name__ == "__main__":

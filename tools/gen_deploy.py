@@ -15,7 +15,6 @@ python tools/gen_deploy.py            write the files
 python tools/gen_deploy.py --check    exit 1 when one differs
 """
 
-import argparse
 import json
 import re
 import sys
@@ -34,8 +33,8 @@ from hami_common.dra.podclaims import claims_profile
 from hami_common.roles import ROLES, Role
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
+from tools.generated import ROOT, write
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "deploy" / "kustomize" / "base"
 BIND_ADMISSION = ROOT / "deploy" / "kustomize" / "components" / "bind-admission"
 VOLCANO = ROOT / "deploy" / "kustomize" / "components" / "volcano"
@@ -68,17 +67,8 @@ CLAIMS_PROFILE = f"""\
 
 
 def main() -> int:
-    """Write or compare; the exit code is 1 when a check finds drift."""
-    parser = argparse.ArgumentParser(description="Generate files of deploy/kustomize/base.")
-    parser.add_argument("--check", action="store_true", help="compare only; write nothing")
-    check_only: bool = parser.parse_args().check
-    stale = [path for path, text in fresh().items() if not _is_same(path, text)]
-    for path in stale:
-        if check_only:
-            sys.stderr.write(f"{path.relative_to(ROOT)}: differs; run tools/gen_deploy.py\n")
-        else:
-            path.write_text(fresh()[path], encoding="utf-8")
-    return int(check_only and bool(stale))
+    """Write, or with ``--check`` compare; the exit code."""
+    return write(fresh())
 
 
 def fresh() -> dict[Path, str]:
@@ -201,10 +191,6 @@ def _differences(catalog: Catalog, other: Catalog) -> list[dict[str, Any]]:
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in new.items() if value != old.get(key)}
-
-
-def _is_same(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 def _addition(path: str, value: dict[str, Any]) -> str:

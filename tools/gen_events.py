@@ -8,7 +8,6 @@ python -m tools.gen_events            write the files
 python -m tools.gen_events --check    exit 1 when one differs
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,13 +20,12 @@ from hami_common.bus import subjects
 from hami_common.events.catalog import FAMILIES, TOKENS, EventFamily
 from hami_common.events.codec import event_headers
 from tools.gen_wire import field_texts
+from tools.generated import ROOT, replaced, write
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/events.md"
 ASYNCAPI = ROOT / "docs/asyncapi.json"
 SCHEMAS = ROOT / "docs/schemas"
 GOLDEN = ROOT / "tests/golden/events"
-BEGIN, END = "<!-- generated: families -->", "<!-- end of generated part -->"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 HEADER_TEXTS = {
     "ce-specversion": "Version of CloudEvents.",
@@ -225,20 +223,13 @@ def page_tables() -> str:
     return "\n".join(lines)
 
 
-def page(old: str) -> str:
-    """docs/events.md with its generated part regenerated."""
-    head, _, rest = old.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{page_tables()}\n\n{END}{tail}"
-
-
 def outputs() -> Mapping[Path, str]:
     """Every generated file with its content."""
     files = {
         SCHEMAS / f"{family.schema_name}.json": _text(payload_schema(family)) for family in FAMILIES
     }
     files[ASYNCAPI] = _text(asyncapi())
-    files[PAGE] = page(PAGE.read_text())
+    files[PAGE] = replaced(PAGE.read_text(encoding="utf-8"), {"families": page_tables()})
     return files
 
 
@@ -247,24 +238,9 @@ def _text(document: Document) -> str:
 
 
 def main() -> int:
-    """Write or compare; the exit code is 1 when a check finds drift."""
-    parser = argparse.ArgumentParser(description="Generate the documents about events.")
-    parser.add_argument("--check", action="store_true", help="compare only; write nothing")
-    check_only: bool = parser.parse_args().check
+    """Write, or with ``--check`` compare; the exit code."""
     files = outputs()
-    differing = [
-        path for path, text in files.items() if not path.exists() or path.read_text() != text
-    ]
-    differing += sorted(set(SCHEMAS.glob("*.json")) - files.keys())
-    for path in differing:
-        if check_only:
-            sys.stderr.write(f"{path.relative_to(ROOT)}: differs; run ./dev gen\n")
-        elif path in files:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[path])
-        else:
-            path.unlink()
-    return int(check_only and bool(differing))
+    return write(files, unwanted=set(SCHEMAS.glob("*.json")) - files.keys())
 
 
 if __name__ == "__main__":

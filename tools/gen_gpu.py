@@ -6,14 +6,13 @@ compares.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.gpu import runner
 from tests.gpu.registry import Check, order
-from tools.gen_proof import ROOT, RUNS, Run, read_runs
+from tools.gen_proof import RUNS, Run, read_runs
+from tools.generated import DOCS, ROOT, write_parts
 
-PAGE = ROOT / "docs/gpu.md"
-END = "<!-- end of generated part -->"
 NO_RUN = "No results yet: nothing has been run on a GPU."
 
 
@@ -49,28 +48,15 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())
 
 
-def page(text: str, found: Sequence[Check], runs: Sequence[Run]) -> str:
-    """The page with fresh parts; ``ValueError`` if it lacks a marker."""
-    for name, part in (("checks", checks(found)), ("results", results(runs))):
-        begin = f"<!-- generated: {name} -->"
-        head, marker, rest = text.partition(begin)
-        _, end, tail = rest.partition(END)
-        if not marker or not end:
-            message = f"{PAGE.name} lacks the markers {begin} and {END}"
-            raise ValueError(message)
-        text = f"{head}{begin}\n\n{part}\n\n{END}{tail}"
-    return text
+def parts(found: Sequence[Check], runs: Sequence[Run]) -> Mapping[str, str]:
+    """The generated parts of the page."""
+    return {"checks": checks(found), "results": results(runs)}
 
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = PAGE.read_text(encoding="utf-8")
-    wanted = page(text, runner.all_checks(), read_runs(ROOT / RUNS))
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    if wanted != text:
-        PAGE.write_text(wanted, encoding="utf-8")
-    return 0
+    made = parts(runner.all_checks(), read_runs(ROOT / RUNS))
+    return write_parts(DOCS / "gpu.md", made)
 
 
 if __name__ == "__main__":

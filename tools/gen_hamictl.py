@@ -3,24 +3,21 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
-from hamictl.cli import SECTIONS, main
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "hamictl.md"
-BEGIN, END = "<!-- generated: commands -->", "<!-- end of commands -->"
+from hamictl import cli
+from tools.generated import DOCS, write_parts
 
 
 def table() -> str:
     """Return the table of all commands, by section of the help."""
     rows = ["| | command | |", "| --- | --- | --- |"]
-    context = click.Context(main)
-    for title, names in SECTIONS.items():
+    context = click.Context(cli.main)
+    for title, names in cli.SECTIONS.items():
         label = title
         for name in names:
-            for words, command in leaves(main.get_command(context, name), "hamictl", name):
+            for words, command in leaves(cli.main.get_command(context, name), "hamictl", name):
                 summary = command.get_short_help_str(limit=200)
                 rows.append(f"| {label} | `{words}` | {summary} |".replace("|  |", "| |"))
                 label = ""
@@ -40,20 +37,10 @@ def leaves(command: click.Command | None, *words: str) -> Iterator[tuple[str, cl
         yield " ".join((*words, *arguments)), command
 
 
-def generate() -> int:
-    """Write or compare the table; return the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    made = f"{before}{BEGIN}\n{table()}\n{END}{after}"
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(made, encoding="utf-8")
-        return 0
-    if made == text:
-        return 0
-    print(f"{TARGET.name} differs from hamictl's help", file=sys.stderr)
-    return 1
+def main() -> int:
+    """Write, or with ``--check`` compare; the exit code."""
+    return write_parts(DOCS / "hamictl.md", {"commands": table()})
 
 
 if __name__ == "__main__":
-    sys.exit(generate())
+    sys.exit(main())

@@ -2,7 +2,6 @@
 """Writes the tables of docs/import.md from hamictl's table of keys; ``--check`` only compares."""
 
 import sys
-from pathlib import Path
 
 from hamictl.hamikeys import (
     DEVICE_CONFIG,
@@ -14,9 +13,8 @@ from hamictl.hamikeys import (
     Table,
     destination,
 )
+from tools.generated import DOCS, write_parts
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "import.md"
-BEGIN, END = "<!-- generated: keys -->", "<!-- end of keys -->"
 DOCUMENTS: tuple[tuple[str, Table], ...] = (
     ("Values of the chart", VALUES),
     ("Device configuration", DEVICE_CONFIG),
@@ -42,22 +40,11 @@ def row(rule: Rule) -> tuple[str, str]:
     return "no effect", rule.why
 
 
-def generate() -> int:
-    """Write or compare the tables; return the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def main() -> int:
+    """Write, or with ``--check`` compare; the exit code."""
     parts = [f"## {title}\n\n{table(keys)}" for title, keys in DOCUMENTS]
-    middle = "\n\n".join(parts)
-    made = f"{before}{BEGIN}\n\n{middle}\n\n{END}{after}"
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(made, encoding="utf-8")
-        return 0
-    if made == text:
-        return 0
-    print(f"{TARGET.name} differs from hamictl's table of keys", file=sys.stderr)
-    return 1
+    return write_parts(DOCS / "import.md", {"keys": "\n\n".join(parts)})
 
 
 if __name__ == "__main__":
-    sys.exit(generate())
+    sys.exit(main())

@@ -7,7 +7,6 @@ this program. A name that occurs twice, or has no help text, is an error.
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -29,9 +28,7 @@ from hami_scheduler.shell import clustermetrics, policies, quota
 from hami_scheduler.shell import metrics as scheduler
 from hami_scheduler.shell.quota import QuotaKeeper, QuotaMetrics
 from hami_webhook.shell import metrics as webhook
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
-BEGIN, END = "<!-- generated: catalogue -->", "<!-- end of generated part -->"
+from tools.generated import DOCS, write_parts
 
 _UNITS = (
     ("_timestamp_seconds", "Unix seconds"),
@@ -203,14 +200,7 @@ def _table(mine: Sequence[Row]) -> str:
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    wanted = f"{head}{BEGIN}\n\n{catalogue(rows())}\n\n{END}{tail}"
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    return 0
+    return write_parts(DOCS / "metrics.md", {"catalogue": catalogue(rows())})
 
 
 if __name__ == "__main__":

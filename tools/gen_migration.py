@@ -2,12 +2,9 @@
 """Writes the table of differences in docs/migration.md; ``--check`` only compares."""
 
 import sys
-from pathlib import Path
 
-from tools.gen_vendors import replaced
+from tools.generated import DOCS, write_parts
 from tools.hami_differences import DIFFERENCES
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "migration.md"
 
 
 def table() -> str:
@@ -19,12 +16,7 @@ def table() -> str:
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    wanted = replaced(text, "differences", table())
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    return 0
+    return write_parts(DOCS / "migration.md", {"differences": table()})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import yaml
 
-COMPONENTS: Final = Path(__file__).resolve().parent.parent / "deploy" / "kustomize" / "components"
+from tools.generated import ROOT, write
+
+COMPONENTS: Final = ROOT / "deploy" / "kustomize" / "components"
 RULES: Final = COMPONENTS / "prometheus" / "rules" / "hami.yaml"
 OPERATOR: Final = COMPONENTS / "prometheus-operator" / "prometheus-rule.yaml"
 DASHBOARDS: Final = COMPONENTS / "grafana" / "dashboards"
@@ -591,18 +593,7 @@ def fresh() -> dict[Path, str]:
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    stale = [
-        path
-        for path, text in fresh().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            sys.stderr.write(f"{path.name}: differs; run tools/gen_monitoring.py\n")
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(fresh()[path], encoding="utf-8")
-    return 0
+    return write(fresh())
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import HardwareRun, Vendor
+from tools.generated import ROOT, write
 from tools.named_tests import Level, UnknownTest, level_of
 
-ROOT = Path(__file__).resolve().parent.parent
 CATALOG = "tests/proof.toml"
 TARGET = "docs/proof.md"
 RUNS = "docs/gpu"
@@ -294,11 +294,7 @@ def main() -> int:
     except CatalogInvalid as error:
         print(f"{CATALOG}:\n{error}", file=sys.stderr)
         return 1
-    target = ROOT / TARGET
-    if "--check" in sys.argv[1:]:
-        return 0 if target.is_file() and target.read_text(encoding="utf-8") == wanted else 1
-    target.write_text(wanted, encoding="utf-8")
-    return 0
+    return write({ROOT / TARGET: wanted})
 
 
 if __name__ == "__main__":

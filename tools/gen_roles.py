@@ -6,11 +6,9 @@ The tables: roles with their rights, and the rights that each route requires
 """
 
 import sys
-from pathlib import Path
 
 from hami_common.roles import ROLES, ROUTES, Grant, Right, Rule, granted
-
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "roles.md"
+from tools.generated import DOCS, write_parts
 
 
 def tables() -> dict[str, str]:
@@ -87,23 +85,10 @@ def _joined(rights: tuple[Right, ...], *, names_scope: bool) -> str:
     )
 
 
-def generate() -> int:
-    """Write or compare the tables; return the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    made = text
-    for name, table in tables().items():
-        begin, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
-        before, _, rest = made.partition(begin)
-        _, _, after = rest.partition(end)
-        made = f"{before}{begin}\n{table}\n{end}{after}"
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(made, encoding="utf-8")
-        return 0
-    if made == text:
-        return 0
-    print(f"{TARGET.name} differs from the table of routes and roles", file=sys.stderr)
-    return 1
+def main() -> int:
+    """Write, or with ``--check`` compare; the exit code."""
+    return write_parts(DOCS / "roles.md", tables())
 
 
 if __name__ == "__main__":
-    sys.exit(generate())
+    sys.exit(main())

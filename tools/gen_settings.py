@@ -10,7 +10,6 @@ comes from ``HOT``. A setting without text is shown without one.
 import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -26,9 +25,8 @@ from hami_core.quota.queues import QueueConfig
 from hami_registry.core.device_config import Defaults as DeviceDefaults
 from hami_registry.core.device_config import DeviceConfig, Rule
 from tools.gen_wire import field_texts, type_text
+from tools.generated import DOCS, write_parts
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
-BEGIN, END = "<!-- generated: settings -->", "<!-- end of generated part -->"
 SERVICES: tuple[tuple[str, str, type[ServiceSettings]], ...] = (
     ("webhook", "hami_webhook", hami_webhook.settings.Settings),
     ("scheduler", "hami_scheduler", hami_scheduler.settings.Settings),
@@ -157,14 +155,7 @@ def tables() -> str:
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = TARGET.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    wanted = f"{head}{BEGIN}\n\n{tables()}\n\n{END}{tail}"
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    return 0
+    return write_parts(DOCS / "settings.md", {"settings": tables()})
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 
 import re
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.generated import DOCS, ROOT, write
+
 SOURCE = ROOT / "native/libvgpu/src/symbols.def"
-TARGET = ROOT / "docs/limiter-symbols.md"
 
 _REASON = re.compile(r'^SYMBOL_REASON\((\w+), "(.*)"\)$', re.MULTILINE)
 _HOOK = re.compile(
@@ -78,14 +77,7 @@ def document(symbols: Symbols) -> str:
 
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    wanted = document(read(SOURCE.read_text()))
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(wanted)
-        return 0
-    if not TARGET.exists() or TARGET.read_text() != wanted:
-        print(f"{TARGET.relative_to(ROOT)} is not what its source says", file=sys.stderr)
-        return 1
-    return 0
+    return write({DOCS / "limiter-symbols.md": document(read(SOURCE.read_text()))})
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ from hami_common.vendors.sharing import ShareVendor
 from hami_nodeagent.drivers.library import LibraryReader
 from hami_nodeagent.drivers.reader import ToolReader
 from tools.gen_vendors import unit_of
+from tools.generated import DOCS, ROOT, replaced, write
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = ROOT / "docs" / "vendors"
+PAGES = DOCS / "vendors"
 EXAMPLES = ROOT / "examples"
 COMPONENTS = ROOT / "deploy" / "kustomize" / "components"
-BEGIN, END = "<!-- generated: facts -->", "<!-- end of generated part -->"
 FIRST_EXAMPLES = ("shares.yaml", "whole.yaml")
 NVIDIA_SELECTORS: dict[str, tuple[str, ...]] = {
     "allowed types": ("nvidia.com/use-gputype",),
@@ -145,28 +144,15 @@ def _pod(path: Path) -> str:
     )
 
 
-def page(vendor: Vendor, text: str) -> str:
-    """The whole page with fresh facts."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        message = f"docs/vendors/{vendor.name}.md lacks the markers {BEGIN} and {END}"
-        raise ValueError(message)
-    return f"{head}{BEGIN}\n\n{facts(vendor)}\n\n{END}{tail}"
-
-
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    stale = []
-    for vendor in Catalog.from_settings().vendors:
-        path = PAGES / f"{vendor.name}.md"
-        text = path.read_text(encoding="utf-8")
-        wanted = page(vendor, text)
-        if wanted != text:
-            stale.append(path)
-            if "--check" not in sys.argv[1:]:
-                path.write_text(wanted, encoding="utf-8")
-    return 1 if stale and "--check" in sys.argv[1:] else 0
+    pages = {PAGES / f"{one.name}.md": one for one in Catalog.from_settings().vendors}
+    return write(
+        {
+            path: replaced(path.read_text(encoding="utf-8"), {"facts": facts(vendor)})
+            for path, vendor in pages.items()
+        }
+    )
 
 
 if __name__ == "__main__":

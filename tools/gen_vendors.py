@@ -2,16 +2,14 @@
 """Writes the tables of docs/vendors.md from the vendors' pure halves; ``--check`` only compares."""
 
 import sys
-from pathlib import Path
 
 from hami_common.model.isolation import EXCLUSIVE, PROPERTIES, Isolation, isolation_of
 from hami_common.model.request import NAMED_MODES
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.enflame import EnflameSettings
 from hami_common.vendors.protocol import ResourceNames, Vendor
+from tools.generated import DOCS, write_parts
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "vendors.md"
-END = "<!-- end of generated part -->"
 HEADINGS = (
     "vendor",
     "scheduled",
@@ -93,27 +91,17 @@ def unit_of(family: ResourceNames) -> str:
     return {0: "percent of a device", 1: "MiB", 1024: "GiB"}.get(mib, f"{mib} MiB")
 
 
-def replaced(text: str, name: str, table: str) -> str:
-    """``text`` with the table between its markers."""
-    begin = f"<!-- generated: {name} -->"
-    if begin not in text:
-        raise ValueError(begin)
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(END)
-    return f"{head}{begin}\n\n{table}\n\n{END}{tail}"
-
-
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
     vendors = Catalog.from_settings().vendors
-    text = TARGET.read_text(encoding="utf-8")
-    wanted = replaced(text, "capabilities", capabilities(vendors))
-    wanted = replaced(wanted, "isolation", isolation(vendors))
-    wanted = replaced(wanted, "resources", resources(vendors))
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    return 0
+    return write_parts(
+        DOCS / "vendors.md",
+        {
+            "capabilities": capabilities(vendors),
+            "isolation": isolation(vendors),
+            "resources": resources(vendors),
+        },
+    )
 
 
 if __name__ == "__main__":

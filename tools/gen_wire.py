@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the payload tables of docs/wire.md from the message Structs; ``--check`` only compares.
+"""Writes the generated parts of docs/wire.md from the message Structs.
 
-Everything between the markers ``generated: payloads`` and ``end of generated part`` belongs to this
-program: one table per Struct that travels on the bus or in an annotation, with the range and the
-docstring of each field. Between ``generated: ranges`` and its end stands one table of all ranges,
-from ``hami_common.bounds``.
+``payloads``: one table per Struct that travels on the bus or in an annotation, with the range and
+the docstring of each field. ``ranges``: one table of all ranges, from ``hami_common.bounds``.
 """
 
 import ast
@@ -13,7 +11,6 @@ import itertools
 import sys
 import types
 import typing
-from pathlib import Path
 
 import msgspec
 
@@ -31,11 +28,8 @@ from hami_common.events import (
 )
 from hami_common.model import device, placement, request
 from hami_common.pods import limits, signing
+from tools.generated import DOCS, write_parts
 
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "wire.md"
-RANGES_BEGIN, RANGES_END = "<!-- generated: ranges -->", "<!-- end of ranges -->"
-BEGIN, END = "<!-- generated: payloads -->", "<!-- end of generated part -->"
 MODULES = (
     inventory,
     allocation,
@@ -193,21 +187,9 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _between(text: str, begin: str, made: str, end: str) -> str:
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(end)
-    return f"{head}{begin}\n\n{made}\n{end}{tail}"
-
-
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
-    text = TARGET.read_text()
-    wanted = _between(text, RANGES_BEGIN, ranges(), RANGES_END)
-    wanted = _between(wanted, BEGIN, tables(), END)
-    if "--check" in sys.argv[1:]:
-        return 0 if wanted == text else 1
-    TARGET.write_text(wanted)
-    return 0
+    return write_parts(DOCS / "wire.md", {"ranges": ranges(), "payloads": tables()})
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 import pytest
 
 from tests.gpu.registry import Check, Fault
-from tools.gen_gpu import NO_RUN, page, results
+from tools.gen_gpu import NO_RUN, parts, results
 from tools.gen_proof import Check as Outcome
 from tools.gen_proof import Run
+from tools.generated import replaced
 
 TEXT = """# Page
 <!-- generated: checks -->
@@ -31,12 +32,13 @@ def check(id_: str, fault: Fault | str) -> Check:
 
 
 def test_page_lists_checks_in_order_and_says_that_nothing_has_run() -> None:
-    made = page(TEXT, [check("10", "no local memory"), check("2", Fault())], [])
+    fresh = parts([check("10", "no local memory"), check("2", Fault())], [])
+    made = replaced(TEXT, fresh)
     rows = [line for line in made.splitlines() if line.startswith("| ")]
     assert rows[2:] == ["| 2 | subject 2 | yes |", "| 10 | subject 10 | no: no local memory |"]
     assert NO_RUN in made
     assert "old" not in made
-    assert page(made, [check("10", "no local memory"), check("2", Fault())], []) == made
+    assert replaced(made, fresh) == made
 
 
 def test_run_is_listed_with_what_did_not_pass() -> None:
@@ -60,4 +62,4 @@ def test_run_is_listed_with_what_did_not_pass() -> None:
 
 def test_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers"):
-        page("# Page\n", [], [])
+        replaced("# Page\n", parts([], []))
