@@ -53,6 +53,25 @@ class Kind(Struct, frozen=True, kw_only=True):
         return f"{self.vendor}-{self.way}" if self.way else self.vendor
 
 
+_METAX = Kind(
+    vendor="metax",
+    sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9088, 5)),
+    room=4,
+    step_mib=128,
+    words=("sgpu", "alias"),
+    create="--create",
+    destroy="--remove",
+    tells_busy=True,
+    refuses_busy=True,
+)
+_KUNLUNXIN = Kind(
+    vendor="kunlunxin",
+    sizes=(("1/4", "1/4", 24576, 25), ("1/2", "1/2", 49152, 50)),
+    room=4,
+    words=("number",),
+    create="--set-sriov-numvfs=4",
+    destroy="--set-sriov-numvfs=0",
+)
 KINDS = (
     Kind(
         vendor="ascend",
@@ -89,46 +108,10 @@ KINDS = (
         destroy="--destroy-instance",
         refuses_busy=True,
     ),
-    Kind(
-        vendor="metax",
-        sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9088, 5)),
-        room=4,
-        step_mib=128,
-        words=("sgpu", "alias"),
-        create="--create",
-        destroy="--remove",
-        tells_busy=True,
-        refuses_busy=True,
-    ),
-    Kind(
-        vendor="metax",
-        way="mxsml",
-        sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9088, 5)),
-        room=4,
-        step_mib=128,
-        words=("sgpu", "alias"),
-        create="create",
-        destroy="remove",
-        tells_busy=True,
-        refuses_busy=True,
-    ),
-    Kind(
-        vendor="kunlunxin",
-        sizes=(("1/4", "1/4", 24576, 25), ("1/2", "1/2", 49152, 50)),
-        room=4,
-        words=("number",),
-        create="--set-sriov-numvfs=4",
-        destroy="--set-sriov-numvfs=0",
-    ),
-    Kind(
-        vendor="kunlunxin",
-        way="xpuml",
-        sizes=(("1/4", "1/4", 24576, 25), ("1/2", "1/2", 49152, 50)),
-        room=4,
-        words=("number",),
-        create=":00.0 4",
-        destroy=":00.0 0",
-    ),
+    _METAX,
+    structs.replace(_METAX, way="mxsml", create="create", destroy="remove"),
+    _KUNLUNXIN,
+    structs.replace(_KUNLUNXIN, way="xpuml", create=":00.0 4", destroy=":00.0 0"),
     Kind(
         vendor="cambricon",
         sizes=(("", "", 4660, 20), ("", "", 2560, 10)),

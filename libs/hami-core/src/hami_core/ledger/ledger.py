@@ -848,25 +848,16 @@ class Ledger:
                 text="the new shares do not fit on " + (", ".join(lacking) or placement.node),
             )
         return self._append(
-            AllocationRecord(
+            replace(
+                record,
                 op="resize",
-                allocation_id=record.allocation_id,
-                node=record.node,
-                pod_uid=record.pod_uid,
-                namespace=record.namespace,
-                pod=record.pod,
                 containers=placement.containers,
                 time_s=now_s,
-                lease_s=record.lease_s,
                 writer=self._writer,
                 reason=reason,
-                account=record.account,
-                origin=record.origin,
-                claim=record.claim,
+                held_for="",
+                awaits=(),
                 limits=limits,
-                sku=record.sku,
-                service_class=record.service_class,
-                labels=record.labels,
             ),
             fenced=True,
         )

@@ -179,17 +179,24 @@ class Binder:
         self._metrics.binds.labels(outcome=bound.outcome).inc()
         return bound
 
-    async def _bind(self, args: BindArgs, traceparent: str) -> Bound:
+    async def _unbound(self, args: BindArgs) -> PodFacts | None:
+        """Return the pod; ``None`` if it is bound to the node. ``Refused``: it cannot be bound."""
         pod = self._state.pods.get(args.pod_uid)
         if pod is None or (pod.namespace, pod.name) != (args.pod_namespace, args.pod_name):
             pod = await self._effects.pods.get(args.pod_namespace, args.pod_name)
         fate = binding.fate_of(pod, uid=args.pod_uid, node=args.node)
         if fate in ("same-node", "ours"):
-            return Bound(outcome="already-bound")
+            return None
         if fate != "free" or pod is None:
             raise _refusal(fate, args.pod_namespace, args.pod_name, args.pod_uid, pod)
         if pod.problem:
             raise Refused(outcome="invalid", text=pod.problem)
+        return pod
+
+    async def _bind(self, args: BindArgs, traceparent: str) -> Bound:
+        pod = await self._unbound(args)
+        if pod is None:
+            return Bound(outcome="already-bound")
         if pod.request is None:
             return await self._commit_plain(pod, args.node)
         may_be_allocated = bool(pod.claim) and not pod.claim_at_bind
@@ -284,16 +291,9 @@ class Binder:
         the same purpose on other nodes are released.
         """
         async with self._pods.hold(args.pod_uid, wait_s=self._settings.bind_wait_s):
-            pod = self._state.pods.get(args.pod_uid)
-            if pod is None or (pod.namespace, pod.name) != (args.pod_namespace, args.pod_name):
-                pod = await self._effects.pods.get(args.pod_namespace, args.pod_name)
-            fate = binding.fate_of(pod, uid=args.pod_uid, node=args.node)
-            if fate in ("same-node", "ours"):
+            pod = await self._unbound(args)
+            if pod is None:
                 return Bound(outcome="already-bound")
-            if fate != "free" or pod is None:
-                raise _refusal(fate, args.pod_namespace, args.pod_name, args.pod_uid, pod)
-            if pod.problem:
-                raise Refused(outcome="invalid", text=pod.problem)
             if pod.request is None:
                 return Bound(outcome="plain")
             for other in self._state.ledger.holdings_of_pod(pod.uid):

@@ -24,6 +24,8 @@ from hami_scheduler.shell.podapi import LIST_TIMEOUTS
 
 CLAIMS = api_path("apis", GROUP, VERSION, "resourceclaims")
 _IDENTITY = ("driver", "pool", "device", "shareID")
+_Change = Callable[[dict[str, Any]], None]
+"""Changes one entry of ``status.devices`` in place."""
 """Fields that name an allocated device in the status of a claim."""
 
 
@@ -74,24 +76,17 @@ class ClaimApi:
         changed meanwhile. ``Denied``: the account lacks ``patch`` on ``resourceclaims/status``, or
         ``arbitrary-node:patch`` on ``resourceclaims/driver`` for the driver.
         """
-        path = _path(claim.namespace, claim.metadata.name)
-        with answer_within(self._settings.api_timeout_s, peer="API server"):
-            try:
-                raw = await self._kube.get(path)
-            except NotFound:
-                return False
-            fresh = read_claim(raw)
+
+        def change(entry: dict[str, Any]) -> None:
+            others = [one for one in entry.get("conditions") or () if one.get("type") != BOOKED]
+            entry["conditions"] = [*others, msgspec.to_builtins(condition)]
+
+        def changed(fresh: ResourceClaim) -> _Change | None:
             known = fresh.verdict()
-            is_same = fresh.uid == claim.uid and fresh.allocation_id() == claim.allocation_id()
-            if not is_same or (known.status, known.reason) == (condition.status, condition.reason):
-                return False
+            is_known = (known.status, known.reason) == (condition.status, condition.reason)
+            return None if is_known else change
 
-            def change(entry: dict[str, Any]) -> None:
-                others = [one for one in entry.get("conditions") or () if one.get("type") != BOOKED]
-                entry["conditions"] = [*others, msgspec.to_builtins(condition)]
-
-            await self._kube.patch(f"{path}/status", _reporting(raw, change))
-        return True
+        return await self._patch_status(claim, changed)
 
     async def show(self, claim: ResourceClaim, containers: Sequence[ContainerShares]) -> bool:
         """Write the amounts in force into ``status.devices[].data`` of the devices of ours.
@@ -99,6 +94,26 @@ class ClaimApi:
         ``containers``: the ledger's shares, by request. Returns whether this call wrote them: not
         if the status has them, nor if the allocation is another one by now. Errors as of
         ``report``.
+        """
+
+        def changed(fresh: ResourceClaim) -> _Change | None:
+            amounts = shown_amounts(fresh, containers)
+
+            def change(entry: dict[str, Any]) -> None:
+                key = (entry["pool"], entry["device"], entry.get("shareID"))
+                if key in amounts:
+                    entry["data"] = amounts[key]
+
+            return change if amounts else None
+
+        return await self._patch_status(claim, changed)
+
+    async def _patch_status(
+        self, claim: ResourceClaim, changed: Callable[[ResourceClaim], _Change | None]
+    ) -> bool:
+        """Patch the devices of ours, unless the claim has another allocation by now.
+
+        ``changed`` returns the change of each device's entry; ``None``: none is needed.
         """
         path = _path(claim.namespace, claim.metadata.name)
         with answer_within(self._settings.api_timeout_s, peer="API server"):
@@ -108,15 +123,9 @@ class ClaimApi:
                 return False
             fresh = read_claim(raw)
             is_same = fresh.uid == claim.uid and fresh.allocation_id() == claim.allocation_id()
-            amounts = shown_amounts(fresh, containers) if is_same else {}
-            if not amounts:
+            change = changed(fresh) if is_same else None
+            if change is None:
                 return False
-
-            def change(entry: dict[str, Any]) -> None:
-                key = (entry["pool"], entry["device"], entry.get("shareID"))
-                if key in amounts:
-                    entry["data"] = amounts[key]
-
             await self._kube.patch(f"{path}/status", _reporting(raw, change))
         return True
 
@@ -134,7 +143,7 @@ def _path(namespace: str, *names: str) -> str:
     return api_path("apis", GROUP, VERSION, "namespaces", namespace, "resourceclaims", *names)
 
 
-def _reporting(raw: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+def _reporting(raw: bytes, change: _Change) -> bytes:
     """Return the patch that changes the status of our devices and leaves all others as they are.
 
     A merge patch replaces the list of devices as a whole; the resource version ensures that no

@@ -255,18 +255,16 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceRow], ...]] = (
     ),
 )
 
+
+def _share_labels(row: ShareRow) -> tuple[str, ...]:
+    return row.namespace, row.node, row.pod, str(row.container), row.uuid, ZONE
+
+
 SHARE_GROUPS: Final[tuple[Group[ShareRow], ...]] = (
     Group(
         names="hami",
         labels=("namespace", "node", "pod", "container_index", "device_uuid", "zone"),
-        values=lambda row: (
-            row.namespace,
-            row.node,
-            row.pod,
-            str(row.container),
-            row.uuid,
-            ZONE,
-        ),
+        values=_share_labels,
         families=(
             (
                 Family(
@@ -290,14 +288,7 @@ SHARE_GROUPS: Final[tuple[Group[ShareRow], ...]] = (
     Group(
         names="legacy",
         labels=("podnamespace", "nodename", "podname", "containeridx", "deviceuuid", "zone"),
-        values=lambda row: (
-            row.namespace,
-            row.node,
-            row.pod,
-            str(row.container),
-            row.uuid,
-            ZONE,
-        ),
+        values=_share_labels,
         families=(
             (
                 Family(name="vGPUMemoryAllocated", text="As hami_vgpu_memory_allocated_bytes."),
