@@ -27,8 +27,8 @@ from hami_common.runtime.telemetry import make_registry
 from hami_registry.shell.console import Console
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
 from hami_registry.shell.session import Sessions
-from hami_scheduler.app import own_guarded
 from hami_scheduler.settings import ApiSettings
+from hami_scheduler.shell.listeners import own_guarded
 from hami_sim.certs import CertificateAuthority
 
 pytestmark = pytest.mark.anyio

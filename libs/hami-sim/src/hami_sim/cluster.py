@@ -358,8 +358,11 @@ class Cluster:
             f"http://{HOST}:{extender_port}", backoff_s=self.spec.backoff_s, dra=self.spec.dra
         )
         self.processes.update(self.plane.processes)
-        if not self.spec.nodes:
-            return
+        if self.spec.nodes:
+            await self._add_nodes(trusted)
+
+    async def _add_nodes(self, trusted: Path) -> None:
+        """Add kubelet, and an agent and a proxy for each node."""
         kubelet_root = self.directory / "kubelet"
         self._add(
             "kubelet",

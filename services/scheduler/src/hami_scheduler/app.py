@@ -11,7 +11,7 @@ import gc
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -27,14 +27,12 @@ from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import BatchPublisher, Bucket, Clock, KubeApi
-from hami_common.roles import Route
-from hami_common.runtime import gate, httpd, kubeio, natsio
-from hami_common.runtime.kubeauth import KubeAuth
+from hami_common.runtime import httpd, kubeio, natsio
 from hami_common.runtime.kubeio.recorder import EventRecorder
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
-from hami_common.runtime.servingcertificate import ServingCertificate
+from hami_common.runtime.settings import read
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
 from hami_common.runtime.telemetry import Tracing
@@ -49,8 +47,8 @@ from hami_core.ledger.stimuli import CapacityReturned, Over, Task
 from hami_core.quota.accounts import QuotaLedger
 from hami_core.table.inventory import Inventory
 from hami_core.table.table import DeviceTable
-from hami_scheduler.settings import ApiSettings, Settings
-from hami_scheduler.shell import takeover
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell import listeners, takeover
 from hami_scheduler.shell.background import BackgroundTasks
 from hami_scheduler.shell.backlog import Backlog, Isolation
 from hami_scheduler.shell.bindadmission import BindAdmission
@@ -79,7 +77,7 @@ from hami_scheduler.shell.isolation import (
 )
 from hami_scheduler.shell.kueue import Placement
 from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
-from hami_scheduler.shell.metrics import CertificateMetrics, Metrics
+from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.moments import Moments
 from hami_scheduler.shell.pastevents import (
@@ -701,14 +699,14 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
     def is_ready() -> bool:
         return scheduler is not None and context.ready.is_set and scheduler.state.is_complete
 
-    servers, listeners = httpd.Servers(), _listeners(context, is_ready)
-    admission, volcano = _admission(context, is_ready), _volcano(context, is_ready)
-    api = _api(context, is_ready)
+    servers, served = httpd.Servers(), listeners.extender_and_probes(context, is_ready)
+    admission = listeners.bind_admission(context, is_ready)
+    volcano, api = listeners.volcano(context, is_ready), listeners.api(context, is_ready)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(background())
         await serving.start(
             servers.run,
-            [*listeners, *([admission.listener] if admission else []), *volcano, *api],
+            [*served, *([admission.listener] if admission else []), *volcano, *api],
             settings.grace_s,
             name="servers",
         )
@@ -733,21 +731,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
         )
         scheduler = Scheduler(
             settings=settings,
-            world=World(
-                devices=natsio.NatsBucket(bus, subjects.DEVICES_BUCKET),
-                records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
-                states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
-                policies=natsio.NatsBucket(bus, subjects.POLICIES_BUCKET),
-                publisher=natsio.NatsPublisher(bus),
-                subscribe=partial(_subscribe, bus),
-                kube=kube,
-                clock=context.clock,
-                is_connected=lambda: bus.is_connected,
-                ask=partial(_ask, bus),
-                past=partial(past_events, bus, context.clock),
-                stored=partial(stored_events, bus, context.clock),
-                idle=StoredIdleEvents(bus, clock=context.clock),
-            ),
+            world=_world(bus, kube, context.clock),
             keys=keys,
             registry=context.registry,
             tracing=context.tracing,
@@ -770,16 +754,17 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             limits = natsio.BusLimits(replicas=settings.bus_replicas)
             await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)
             group.start_soon(scheduler.run, name="scheduler")
-            extender, *probes = listeners
-            extender.app.complete({**guarded(routes, settings, kube, context.clock), **pages})
+            extender, *probes = served
+            guarded = listeners.guarded(routes, settings, kube, context.clock)
+            extender.app.complete({**guarded, **pages})
             for one in probes:
                 one.app.complete(pages)
             if admission:
                 admission.listener.app.complete(scheduler.bind_admission.routes())
                 group.start_soon(scheduler.keep, "certificate", admission.watch)
             for one in api:
-                own = {route: handler for route, handler in routes.items() if _is_own(route)}
-                one.app.complete(own_guarded(own, settings.api, kube, context.clock))
+                own = listeners.own_guarded(routes, settings.api, kube, context.clock)
+                one.app.complete(own)
                 if one.tls is not None:
                     group.start_soon(one.tls.watch)
             for one in volcano:
@@ -792,124 +777,23 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             group.cancel_scope.cancel()
 
 
-def _listeners(
-    context: ServiceContext[Settings], is_ready: Callable[[], bool]
-) -> list[httpd.Listener]:
-    """Return the address of the extender, then that of the probes if the settings name one."""
-    settings = context.settings
-    if settings.auth == "kubernetes":
-        gate.require_private(host=settings.http_host, field="http_host", has_tls=False)
-    addresses = [(settings.http_host, settings.http_port)]
-    if settings.probe_host:
-        addresses.append((settings.probe_host, settings.probe_port))
-    return [
-        httpd.Listener(
-            app=httpd.HttpApp(
-                context.settings_file.routes(),
-                registry=context.registry,
-                ready=is_ready,
-                body_limit=settings.body_limit_bytes,
-                is_complete=False,
-            ),
-            host=host,
-            port=port,
-        )
-        for host, port in addresses
-    ]
-
-
-class _Admission(Struct, frozen=True, kw_only=True):
-    """Listener of bind admission, and what keeps its certificate up to date."""
-
-    listener: httpd.Listener
-    watch: Callable[[], Awaitable[None]]
-
-
-def _admission(
-    context: ServiceContext[Settings], is_ready: Callable[[], bool]
-) -> _Admission | None:
-    """Return the address at which the API server posts Bindings; ``None`` if it does not."""
-    settings = context.settings.bind_admission
-    if not settings.enabled:
-        return None
-    certificate = ServingCertificate(
-        settings.tls_cert_file,
-        settings.tls_key_file,
-        metrics=CertificateMetrics(context.registry),
-        client_ca_file=settings.client_ca_file,
+def _world(bus: natsio.Bus, kube: KubeApi, clock: Clock) -> World:
+    """Return the ports on one bus and one API server."""
+    return World(
+        devices=natsio.NatsBucket(bus, subjects.DEVICES_BUCKET),
+        records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
+        states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
+        policies=natsio.NatsBucket(bus, subjects.POLICIES_BUCKET),
+        publisher=natsio.NatsPublisher(bus),
+        subscribe=partial(_subscribe, bus),
+        kube=kube,
+        clock=clock,
+        is_connected=lambda: bus.is_connected,
+        ask=partial(_ask, bus),
+        past=partial(past_events, bus, clock),
+        stored=partial(stored_events, bus, clock),
+        idle=StoredIdleEvents(bus, clock=clock),
     )
-    app = httpd.HttpApp({}, registry=context.registry, ready=is_ready, is_complete=False)
-    return _Admission(
-        listener=httpd.Listener(
-            app=app, host=settings.host, port=settings.port, tls=certificate.tls
-        ),
-        watch=partial(certificate.watch, interval_s=settings.tls_poll_s),
-    )
-
-
-def _volcano(
-    context: ServiceContext[Settings], is_ready: Callable[[], bool]
-) -> list[httpd.Listener]:
-    """Return the address at which Volcano calls, if it does."""
-    settings = context.settings
-    options = settings.volcano_extender
-    if not options.enabled:
-        return []
-    app = httpd.HttpApp(
-        {},
-        registry=context.registry,
-        ready=is_ready,
-        body_limit=settings.body_limit_bytes,
-        is_complete=False,
-    )
-    return [httpd.Listener(app=app, host=options.host, port=options.port)]
-
-
-def _api(context: ServiceContext[Settings], is_ready: Callable[[], bool]) -> list[httpd.Listener]:
-    """Return the address of ``/v1/`` for other pods, if there is one."""
-    options = context.settings.api
-    if not options.enabled:
-        return []
-    app = httpd.HttpApp(
-        {},
-        registry=context.registry,
-        ready=is_ready,
-        body_limit=context.settings.body_limit_bytes,
-        is_complete=False,
-    )
-    tls = httpd.TlsFiles(
-        options.tls_cert_file,
-        options.tls_key_file,
-        client_ca_file=options.proxy_ca_file,
-        is_client_optional=True,
-    )
-    return [httpd.Listener(app=app, host=options.host, port=options.port, tls=tls)]
-
-
-def _is_own(route: Route) -> bool:
-    """Return whether the route is not one of the extender."""
-    return route[1].startswith("/v1/")
-
-
-def own_guarded(
-    routes: Mapping[Route, httpd.Handler], options: ApiSettings, kube: KubeApi, clock: Clock
-) -> dict[Route, httpd.Handler]:
-    """Return the routes ``/v1/`` as other pods reach them."""
-    proxy = gate.FrontProxy(names=options.proxy_names) if options.proxy_ca_file else None
-    auth = KubeAuth(lambda: kube, clock=clock)
-    return gate.Gate(auth, proxy).guarded(routes)
-
-
-def guarded(
-    routes: Mapping[Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
-) -> dict[Route, httpd.Handler]:
-    """Return the routes with the protection of the settings.
-
-    The extender's depend on the address.
-    """
-    mine = {route: handler for route, handler in routes.items() if _is_own(route)}
-    auth = None if settings.auth == "none" else KubeAuth(lambda: kube, clock=clock)
-    return {**routes, **gate.Gate(auth).guarded(mine)}
 
 
 async def _ask(bus: natsio.Bus, subject: str, data: bytes = b"") -> bytes:
@@ -939,15 +823,6 @@ def load_keys(settings: Settings) -> Keys:
 
     ``SettingsInvalid`` names a wrong private key; a public one that is no key is left out.
     """
-    signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
+    signer = Signer.from_pem(read(Path(settings.signing_key_file), field="signing_key_file"))
     trusted = TrustedKeys(Path(settings.trusted_keys_dir)).pems if settings.trusted_keys_dir else ()
     return Keys(signer=signer, verifier=Verifier.from_pems([signer.public_pem(), *trusted]))
-
-
-def _read(path: str, *, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise SettingsInvalid(
-            field=field, problem=f"{path!r}: {error.strerror}", fix="give the path of a PEM file"
-        ) from error

@@ -13,8 +13,8 @@ import pytest
 from hami_common.errors import HamiError, RequestInvalid, TooManyRequests, Unauthenticated
 from hami_common.runtime.httpd import Request
 from hami_core.replay import questions
-from hami_scheduler.app import guarded as guard
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell.listeners import guarded as guard
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World
 
