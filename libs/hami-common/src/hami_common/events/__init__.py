@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every message on the bus: one frozen Struct per subject and version.
 
-Published versions never change meaning.
+Decides the wire format; published versions never change meaning. Knows no connection and none of
+the services that send or receive a message.
 """

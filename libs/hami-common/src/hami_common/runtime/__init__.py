@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only input and output in this library; imported by app and shell modules alone."""
+"""Adapters: bus, API server, HTTP, files, clock, logs and metrics; the only I/O in this library.
+
+Decides when a failed call is repeated and when a peer is unavailable, never what is allocated.
+Imported by app and shell modules alone.
+"""

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of this service as pure functions and state machines; no clock, no log, no await."""
+"""Canonical devices, and the answers of the query API, as pure functions and state machines.
+
+Decides what a report changes, and how stored records become rows of use, cost and time. No clock,
+no log, no await: ``shell`` reads the bus and answers HTTP.
+"""

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions of this service as pure functions and state machines; no clock, no log, no await."""
+"""Admission of one pod as pure functions: its checks, its defaults, and the patch.
+
+Decides what is denied, with the field and the fix. No clock, no log, no await: ``shell`` speaks
+HTTP and publishes events.
+"""
