@@ -19,7 +19,7 @@ cel-python 0.5 parses optional access; the real API server does both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from hami_sim.apiserver.quantity import parse_quantity
@@ -575,23 +575,25 @@ def _attempt(node: Node, env: Env) -> tuple[Value, CelError | None]:
 
 
 def _junction(terms: list[Node], *, decisive: bool) -> Node:
-    """Build `||` (decisive True) or `&&` (decisive False), absorbing errors of other terms."""
+    """Build `||` (decisive True) or `&&` (decisive False)."""
+    name = "||" if decisive else "&&"
+    return lambda env: _decided(name, ((term, env) for term in terms), decisive=decisive)
 
-    def join(env: Env) -> Value:
-        problem: CelError | None = None
-        for term in terms:
-            value, error = _attempt(term, env)
-            if error is None and not isinstance(value, bool):
-                error = _no_overload("||" if decisive else "&&", value)
-            if error is not None:
-                problem = problem or error
-            elif value is decisive:
-                return decisive
-        if problem is not None:
-            raise problem
-        return not decisive
 
-    return join
+def _decided(name: str, terms: Iterable[tuple[Node, Env]], *, decisive: bool) -> bool:
+    """Return `decisive` if one term has that value, absorbing the errors of the others."""
+    problem: CelError | None = None
+    for term, env in terms:
+        value, error = _attempt(term, env)
+        if error is None and not isinstance(value, bool):
+            error = _no_overload(name, value)
+        if error is not None:
+            problem = problem or error
+        elif value is decisive:
+            return decisive
+    if problem is not None:
+        raise problem
+    return not decisive
 
 
 def _items(target: Node, env: Env, name: str) -> list[Value]:
@@ -604,19 +606,11 @@ def _items(target: Node, env: Env, name: str) -> list[Value]:
 
 
 def _quantifier(target: Node, variable: str, body: Node, *, decisive: bool) -> Node:
+    name = "exists" if decisive else "all"
+
     def decide(env: Env) -> Value:
-        problem: CelError | None = None
-        for item in _items(target, env, "exists" if decisive else "all"):
-            value, error = _attempt(body, {**env, variable: item})
-            if error is None and not isinstance(value, bool):
-                error = _no_overload("exists" if decisive else "all", value)
-            if error is not None:
-                problem = problem or error
-            elif value is decisive:
-                return decisive
-        if problem is not None:
-            raise problem
-        return not decisive
+        each = ((body, {**env, variable: item}) for item in _items(target, env, name))
+        return _decided(name, each, decisive=decisive)
 
     return decide
 

@@ -50,24 +50,19 @@ _VALUE_TEXT: Final = (
 )
 
 
+def _complaints(text: str, most: int, pattern: re.Pattern[str], problem: str) -> list[str]:
+    found = [f"must be no more than {most} characters"] if len(text) > most else []
+    return found if pattern.fullmatch(text) else [*found, problem]
+
+
 def label_complaints(text: str) -> list[str]:
     """Check a DNS-1123 label."""
-    found = []
-    if len(text) > LABEL_MAX:
-        found.append("must be no more than 63 characters")
-    if not _LABEL.fullmatch(text):
-        found.append(_LABEL_TEXT)
-    return found
+    return _complaints(text, LABEL_MAX, _LABEL, _LABEL_TEXT)
 
 
 def subdomain_complaints(text: str) -> list[str]:
     """Check a DNS-1123 subdomain."""
-    found = []
-    if len(text) > SUBDOMAIN_MAX:
-        found.append("must be no more than 253 characters")
-    if not _SUBDOMAIN.fullmatch(text):
-        found.append(_SUBDOMAIN_TEXT)
-    return found
+    return _complaints(text, SUBDOMAIN_MAX, _SUBDOMAIN, _SUBDOMAIN_TEXT)
 
 
 def qualified_complaints(text: str) -> list[str]:
@@ -100,12 +95,7 @@ def qualified_complaints(text: str) -> list[str]:
 
 def label_value_complaints(text: str) -> list[str]:
     """Check a label value."""
-    found = []
-    if len(text) > LABEL_MAX:
-        found.append("must be no more than 63 characters")
-    if not _VALUE.fullmatch(text):
-        found.append(_VALUE_TEXT)
-    return found
+    return _complaints(text, LABEL_MAX, _VALUE, _VALUE_TEXT)
 
 
 def check_labels(labels: Obj, field: str) -> list[Cause]:
