@@ -13,7 +13,6 @@ MIB = 1 << 20
 OUT_OF_MEMORY = 2
 GLOBAL = 1
 PER_THREAD = 2
-UPLOAD = 2
 ALLOCATION_NODE = 10
 
 cuda = ctypes.CDLL("libcuda.so.1")

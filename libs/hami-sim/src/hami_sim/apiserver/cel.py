@@ -589,7 +589,7 @@ def _decided(name: str, terms: Iterable[tuple[Node, Env]], *, decisive: bool) ->
             error = _no_overload(name, value)
         if error is not None:
             problem = problem or error
-        elif value is decisive:
+        elif bool(value) == decisive:
             return decisive
     if problem is not None:
         raise problem

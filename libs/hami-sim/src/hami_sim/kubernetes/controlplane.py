@@ -9,7 +9,6 @@ election, an etcd that does not wait for the disk, and no kube-proxy, so webhook
 unless the caller runs a kube-proxy beside it.
 """
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -44,8 +43,6 @@ _COLLECTIONS: Final = {
     "Role": "roles.rbac.authorization.k8s.io",
     "RoleBinding": "rolebindings.rbac.authorization.k8s.io",
 }
-
-_log = logging.getLogger(__name__)
 
 
 class ControlPlane:

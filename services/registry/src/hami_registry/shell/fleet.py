@@ -8,7 +8,6 @@ reused for ``SNAPSHOT_S``. Without viewers nothing is packed.
 """
 
 import gzip
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ _CHUNK: Final = 32
 _GZIP_LEVEL: Final = 6
 LOAD = "load /v1/fleet again, then continue from its id"
 
-_log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
