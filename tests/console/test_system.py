@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The view of the control plane: replicas, agents and streams, and an agent that falls silent."""
 
+from datetime import UTC, datetime
+
 import pytest
 from playwright.async_api import Page, expect
 
 from hami_common.bus.grants import STREAMS
+from hami_common.runtime.clock import SystemClock
 from hami_sim.cluster import Cluster
 from tests.console.conftest import Check, Shoot
 
@@ -17,8 +20,27 @@ SILENT_MS = 40_000
 async def test_control_plane_that_keeps_up(
     page: Page, cluster: Cluster, no_violations: Check, screenshot: Shoot
 ) -> None:
+    now = datetime.fromtimestamp(SystemClock().now_s(), tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {
+        "holderIdentity": "scheduler-1",
+        "leaseDurationSeconds": 3600,
+        "acquireTime": now,
+        "renewTime": now,
+        "leaseTransitions": 2,
+    }
+    document = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "hami-defrag"},
+        "spec": spec,
+    }
+    await cluster.create("/apis/coordination.k8s.io/v1/namespaces/hami-system/leases", document)
     await page.goto(f"{cluster.url('registry')}/console/system")
     await expect(page.get_by_text("Nothing observable is behind.")).to_be_visible()
+    leases = page.get_by_role("table", name="Leases of background tasks")
+    lease = leases.get_by_role("row", name="hami-defrag")
+    await expect(lease).to_contain_text("scheduler-1")
+    await expect(lease).to_contain_text("held")
     replicas = page.get_by_role("table", name="Replicas that wrote in the last 15 minutes")
     for service in ("scheduler", "webhook", "registry"):
         await expect(replicas.get_by_role("row", name=service)).to_have_count(1)

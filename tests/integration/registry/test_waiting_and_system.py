@@ -133,6 +133,8 @@ async def test_system_shows_replicas_agents_streams_and_consumers(tmp_path: Path
                     )
                     found = await get(registry, "/v1/system")
                     await anyio.sleep(0.05)
+        assert found["leases"] == []
+        assert "not reached" in found["leases_problem"]
         assert {row["replica"] for row in found["replicas"]} == {
             "registry-0",
             "scheduler-0",

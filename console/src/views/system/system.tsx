@@ -66,6 +66,7 @@ function System({ data }: { data: Registry.SystemView }) {
         <Replicas rows={data.replicas} answers={data.replica} />
         <Agents agents={agents} />
       </div>
+      <Leases rows={data.leases} problem={data.leases_problem} />
       <Streams rows={data.streams} />
       <Consumers rows={data.consumers} problem={data.consumers_problem} />
     </>
@@ -181,6 +182,63 @@ function Agents({ agents }: { agents: Registry.AgentsRow }) {
           </li>
         ))}
       </ul>
+    </Card>
+  );
+}
+
+function Leases({ rows, problem }: { rows: readonly Registry.LeaseRow[]; problem: string }) {
+  const time = (key: "since_s" | "renewed_s", title: string): Column<Registry.LeaseRow> => ({
+    key,
+    title,
+    align: "right",
+    value: (row) => row[key],
+    cell: (row) => {
+      const at_s = row[key];
+      return at_s === null ? "–" : <TimeAgo ms={at_s * 1000} />;
+    },
+  });
+  const columns: Column<Registry.LeaseRow>[] = [
+    { key: "name", title: t("system.lease"), value: (row) => row.name },
+    { key: "holder", title: t("system.holder"), value: (row) => row.holder || "–" },
+    {
+      key: "state",
+      title: t("system.state"),
+      value: (row) => (row.is_expired ? 1 : 0),
+      cell: (row) =>
+        row.is_expired ? (
+          <Status tone="warn">{t("system.expired")}</Status>
+        ) : (
+          <Status tone="ok">{t("system.held")}</Status>
+        ),
+    },
+    time("since_s", t("system.since")),
+    time("renewed_s", t("system.renewed")),
+    {
+      key: "transitions",
+      title: t("system.transitions"),
+      align: "right",
+      value: (row) => row.transitions,
+      cell: (row) => <Count value={row.transitions} />,
+    },
+  ];
+  return (
+    <Card title={t("system.leases")}>
+      {problem ? (
+        <p>
+          <Status tone="warn">{t("system.leasesUnknown", { problem })}</Status>
+        </p>
+      ) : null}
+      {rows.length ? (
+        <Table
+          label={t("system.leases")}
+          rows={rows}
+          columns={columns}
+          rowKey={(row) => row.name}
+        />
+      ) : (
+        <Empty>{t("system.noLeases")}</Empty>
+      )}
+      <p class="muted">{t("system.leasesNote")}</p>
     </Card>
   );
 }

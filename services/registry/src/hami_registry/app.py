@@ -79,6 +79,7 @@ from hami_registry.shell.follow import Reader, follow
 from hami_registry.shell.gateway import Gateway, SchedulerAddress
 from hami_registry.shell.historyapi import HistoryApi
 from hami_registry.shell.idle import IdleWatch
+from hami_registry.shell.leases import Leases
 from hami_registry.shell.meteringapi import MeteringApi
 from hami_registry.shell.metrics import KINDS, Metrics
 from hami_registry.shell.quarantined import follow_quarantine
@@ -211,6 +212,9 @@ class _Parts:
                 quarantined=self.quarantined,
                 observed=self.views.observed,
                 ask=partial(_ask, bus),
+                leases=Leases(
+                    lambda: self.kube, namespace=settings.leases_namespace, clock=context.clock
+                ),
                 clock=context.clock,
                 replica=replica,
                 version=version("hami-registry"),

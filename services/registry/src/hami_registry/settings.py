@@ -122,6 +122,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seed of the login to the account of the copies (Secret ``hami-bus-regions``)."""
     region_stale_s: float = 5.0
     """A region without contact for this time is reported as stale."""
+    leases_namespace: str = namespaces.SYSTEM
+    """Namespace of the Leases that ``/v1/system`` lists."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""
     idle_after_s: float = 1800.0

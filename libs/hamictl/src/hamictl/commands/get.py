@@ -10,7 +10,7 @@ from hami_common.runtime.clock import SystemClock
 from hami_common.vendors.catalog import Catalog
 from hamictl import claimviews, client, kube, options, output, quotatables
 from hamictl.client import Allocation, Device, ModelCapacity, Node, Sku
-from hamictl.commands import history, regions
+from hamictl.commands import history, regions, system
 
 _CLOCK = SystemClock()
 
@@ -23,6 +23,7 @@ def get() -> None:
 get.add_command(history.pressure)
 get.add_command(history.workload)
 get.add_command(regions.regions)
+get.add_command(system.system)
 
 
 @get.command()

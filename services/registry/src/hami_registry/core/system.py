@@ -135,6 +135,24 @@ class ConsumerRow(Struct, frozen=True, kw_only=True):
     """Of them, those that were delivered more than once."""
 
 
+class LeaseRow(Struct, frozen=True, kw_only=True):
+    """A Lease by which replicas elect the one that does a background task."""
+
+    name: str
+    holder: str
+    """Replica that does the task; empty: none."""
+    since_s: float | None
+    """Time at which the holder took the Lease; ``None``: it is not stated."""
+    renewed_s: float | None
+    """Time of the last renewal, by the holder's clock; ``None``: never."""
+    lease_s: float
+    """Time after the last renewal at which another replica takes the Lease."""
+    transitions: int
+    """Number of times that another replica took it."""
+    is_expired: bool
+    """Not renewed for ``lease_s``: no replica does the task, or the component was removed."""
+
+
 class CountRow(Struct, frozen=True, kw_only=True):
     """Number of objects of one service."""
 
@@ -168,6 +186,9 @@ class SystemView(Struct, frozen=True, kw_only=True):
     consumers: tuple[ConsumerRow, ...]
     consumers_problem: str
     """Reason why consumers are not listed."""
+    leases: tuple[LeaseRow, ...]
+    leases_problem: str
+    """Reason why Leases are not listed."""
     quarantined: tuple[CountRow, ...]
     dead_letters: int
     waiting: int
@@ -243,6 +264,28 @@ class Observed:
                 if beat.unserved
             )[:NAMES_SHOWN],
         )
+
+
+def lease_row(
+    *,
+    name: str,
+    holder: str,
+    since_s: float | None,
+    renewed_s: float | None,
+    lease_s: float,
+    transitions: int,
+    now_s: float,
+) -> LeaseRow:
+    """Return a Lease as of ``now_s``."""
+    return LeaseRow(
+        name=name,
+        holder=holder,
+        since_s=since_s,
+        renewed_s=renewed_s,
+        lease_s=lease_s,
+        transitions=transitions,
+        is_expired=not holder or renewed_s is None or now_s - renewed_s > lease_s,
+    )
 
 
 def _replica_row(service: str, name: str, one: _Replica, now_s: float) -> ReplicaRow:

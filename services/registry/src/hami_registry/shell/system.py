@@ -25,12 +25,14 @@ from hami_registry.core.system import (
     ConsumerRow,
     CopyRow,
     CountRow,
+    LeaseRow,
     Observed,
     StreamRow,
     SystemView,
     concerns_of,
 )
 from hami_registry.shell.agents import Ask
+from hami_registry.shell.leases import Leases
 
 LOGS = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM, subjects.DEAD_LETTERS_STREAM)
 """Streams whose consumers are listed: of the buckets, each reader has its own for a short time."""
@@ -57,6 +59,7 @@ class System:
         quarantined: Quarantined,
         observed: Observed,
         ask: Ask,
+        leases: Leases,
         clock: Clock,
         replica: str,
         version: str,
@@ -66,6 +69,7 @@ class System:
         self.quarantined = quarantined
         self._observed = observed
         self._ask = ask
+        self._leases = leases
         self._clock = clock
         self._replica = replica
         self._version = version
@@ -76,6 +80,8 @@ class System:
         stream_by_name: dict[str, StreamRow] = {}
         consumers_by_name: dict[str, tuple[ConsumerRow, ...]] = {}
         problems: list[str] = []
+        leases: tuple[LeaseRow, ...] = ()
+        leases_problem = ""
 
         async def look_at_stream(name: str) -> None:
             read_seq = known.read_seq_by_stream.get(name)
@@ -87,7 +93,15 @@ class System:
             except HamiError as error:
                 problems.append(str(error))
 
+        async def look_at_leases() -> None:
+            nonlocal leases, leases_problem
+            try:
+                leases = await self._leases.rows()
+            except HamiError as error:
+                leases_problem = str(error)
+
         async with anyio.create_task_group() as group:
+            group.start_soon(look_at_leases)
             for name in STREAMS:
                 group.start_soon(look_at_stream, name)
             for name in LOGS:
@@ -112,6 +126,8 @@ class System:
             streams=streams,
             consumers=consumers,
             consumers_problem=problems[0] if problems else "",
+            leases=leases,
+            leases_problem=leases_problem,
             quarantined=tuple(
                 CountRow(service=service, count=count)
                 for service, count in sorted(quarantined.items())

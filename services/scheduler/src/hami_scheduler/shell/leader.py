@@ -36,6 +36,7 @@ class _Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
 
 class _Spec(Struct, frozen=True, kw_only=True, rename="camel"):
     holder_identity: Word | None = None
+    acquire_time: Word | None = None
     lease_transitions: SignedInt32 | None = None
 
 
@@ -128,7 +129,8 @@ class Leader:
         return True
 
     def _document(self, before: _Lease) -> bytes:
-        now = datetime.fromtimestamp(self._clock.now_s(), tz=UTC)
+        moment = datetime.fromtimestamp(self._clock.now_s(), tz=UTC)
+        now = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         is_new = before.spec.holder_identity != self._identity
         metadata = {"name": self._name, "namespace": self._namespace}
         if before.metadata.resource_version:
@@ -141,7 +143,8 @@ class Leader:
                 "spec": {
                     "holderIdentity": self._identity,
                     "leaseDurationSeconds": max(1, round(self._lease_s)),
-                    "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                    "acquireTime": now if is_new else before.spec.acquire_time or now,
+                    "renewTime": now,
                     "leaseTransitions": (before.spec.lease_transitions or 0) + is_new,
                 },
             }
