@@ -78,8 +78,8 @@ SEED_PLACE = "seed from the environment"
 HUB = subjects.HUB
 """JetStream domain of a hub."""
 KEPT_IN_REGION = (f"{SOURCE_PREFIX}.>", f"{API}.>", "$JS.EVENT.>", f"{INBOX}.>")
-"""Subjects of ``REGIONS`` that a region does not send to its hub, for ``deny_exports``: what is
-published on them would tell a hub that subscribes to everything the names of the sources."""
+"""Subjects of ``REGIONS`` that a region does not send to its hub, for ``deny_exports``: messages on
+them contain the subjects of the sources, and a hub can subscribe to everything."""
 _BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKETS)
 
 
@@ -342,7 +342,7 @@ def source_token(seed: str) -> str:
     """Return the random token of an installation in the subjects of its sources.
 
     Derived from the seed of the region's login, which the server's configuration and the registry
-    both have and the hub has not: nobody else can name these subjects. 128 bits.
+    both have and the hub has not. 128 bits.
     """
     return hmac.new(seed.strip().encode(), SOURCE_PREFIX.encode(), "sha256").hexdigest()[:32]
 
