@@ -20,7 +20,7 @@ NATIVE = ROOT / "native/libvgpu"
 OUT = ROOT / "build/native-tests"
 PARTS = (
     *("platform", "process", "region", "account_lease", "slot"),
-    *("limits", "fork", "watch", "account"),
+    *("limits", "fork", "watch", "room", "account"),
 )
 FLAGS = (
     *("-std=c11", "-D_GNU_SOURCE", "-g", "-fno-strict-aliasing", "-pthread"),
@@ -103,6 +103,7 @@ class Container:
         self.limits = root / "etc/hami/limits"
         self.region = root / "run/hami/region-1"
         self.region.parent.mkdir(parents=True)
+        self.bells = root / "run/hami-priority/bells"
 
     def write_limits(self, text: str) -> None:
         """Swap the file as kubelet does: a new directory behind a link."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tools import build_native
 
 PROGRAMS = build_native.ROOT / "native/libvgpu/tests/compute"
-PARTS = ("budget", "estimate", "compute_core", "priority")
+PARTS = ("budget", "estimate", "compute_core", "priority", "platform")
 SANITIZERS = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
 STEP_S = 0.1
 

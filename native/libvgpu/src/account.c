@@ -13,6 +13,7 @@
 #include "limits.h"
 #include "platform.h"
 #include "process.h"
+#include "room.h"
 #include "slot.h"
 #include "watch.h"
 
@@ -24,18 +25,23 @@
 #define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
 #define QUERY_PERIOD_NS UINT64_C(100000000)   /* between two searches for dead processes because of queries */
 #define QUERY_PART 20u                        /* such searches take at most this part of the time */
+#define REFUSED_PERIOD_NS UINT64_C(10000000000) /* between two lines about refusals */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
 
 /* Read by every thread without the lock, written with it. */
 static uint64_t limit_bytes[REGION_DEVICES_MAX];
+static uint64_t bound_bytes[REGION_DEVICES_MAX]; /* the highest bound of a request since the last tick */
+static uint64_t bursts;                          /* bit per device: its limit is above the request */
+static uint32_t core_limit_pct[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
 static uint32_t core_policy;
 static uint32_t by_ordinal;
 static uint32_t refused;
 static uint64_t errors;
 static uint64_t reclaim_after_ns; /* because of queries */
+static uint64_t refused_after_ns; /* the next line about a refusal */
 struct account_view account_view;
 static struct region_slot unslotted;
 static struct region_slot *own_slot = &unslotted;
@@ -61,12 +67,16 @@ extern char **environ;
 static void publish_limits(void)
 {
     uint32_t held = 0;
+    uint64_t above = 0;
     for (uint32_t i = 0; i < limits.device_count; i++) {
-        WRITE(limit_bytes[i], limits.memory_bytes[i]);
+        WRITE(limit_bytes[i], limits.memory_limit_bytes[i]);
         WRITE(account_view.core_pct[i], limits.core_pct[i]);
+        WRITE(core_limit_pct[i], limits.core_limit_pct[i]);
         held |= limits.core_pct[i] < 100;
+        above |= (uint64_t)(limits.memory_limit_bytes[i] > limits.memory_bytes[i]) << i;
     }
     WRITE(account_view.core_limited, held);
+    WRITE(bursts, above);
     WRITE(priority, limits.priority);
     WRITE(core_policy, limits.core_policy);
     WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
@@ -200,6 +210,35 @@ static void join(void)
     slot = REGION_NO_SLOT;
 }
 
+/* Under the lock, as all that follows until the next heading. The page is the same for all processes of the container, so
+   they have one bound. Not in a private region: each process would have the bound, and the agent would not see its use. */
+static uint64_t bound_now(uint32_t device)
+{
+    uint64_t least = limits.memory_bytes[device];
+    uint64_t most = limits.memory_limit_bytes[device];
+    if (least == most || slot == REGION_NO_SLOT || !READ(region)->shared) return least;
+    uint64_t granted = room_bytes(limits.uuid[device], platform_now_ns());
+    return granted < least ? least : granted > most ? most : granted;
+}
+
+/* Slack beyond a bound that fell is revoked from all processes, so that each further charge is compared with the new
+   one. true: some bound is another one. */
+static bool follow_bounds(void)
+{
+    bool changed = false;
+    if (READ(bursts)) room_look();
+    for (uint32_t i = 0; i < limits.device_count; i++) {
+        uint64_t before = READ(bound_bytes[i]);
+        uint64_t bound = bound_now(i);
+        WRITE(bound_bytes[i], bound);
+        changed |= bound != before;
+        uint32_t slots = bound < before && slot != REGION_NO_SLOT ? lease_slots(READ(region)) : 0;
+        for (uint32_t other = 0; other < slots; other++)
+            lease_revoke(READ(region), i, other);
+    }
+    return changed;
+}
+
 static bool watch_tick(void)
 {
     bool attached = account_tick();
@@ -217,6 +256,8 @@ static void attach_locked(void)
     WRITE(account_view.device_count, 0);
     if (count) join();
     publish_limits();
+    memset(bound_bytes, 0, sizeof bound_bytes);
+    (void)follow_bounds();
     WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
     if (count && !watch_start(watch_tick)) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
@@ -260,10 +301,24 @@ struct refusal {
     const struct region *region;
     union region_total_word seen;
     union region_owner self;
-    uint64_t limit;
+    uint64_t bound;
     uint32_t slot;
     bool final;
 };
+
+/* A grant counts with the bound at its end: of a process that was stopped in between, the slot gets nothing by an old one. */
+static enum lease_answer request_within(uint32_t device, uint64_t bytes, struct refusal *refusal)
+{
+    for (;;) {
+        refusal->bound = bound_now(device);
+        if (refusal->bound > READ(bound_bytes[device])) WRITE(bound_bytes[device], refusal->bound);
+        enum lease_answer answer = lease_request(refusal->region, device, slot, bytes, refusal->bound,
+                                                 chunk_for(refusal->bound), &refusal->seen);
+        if (answer != LEASE_GRANTED || bound_now(device) >= refusal->bound) return answer;
+        (void)lease_refund(lease_share(refusal->region, device, slot), bytes);
+        lease_revoke(refusal->region, device, slot);
+    }
+}
 
 static bool request(int device, uint64_t bytes, bool anyway, struct refusal *refusal)
 {
@@ -275,18 +330,17 @@ static bool request(int device, uint64_t bytes, bool anyway, struct refusal *ref
     if (slot == REGION_NO_SLOT && limits.device_count && platform_now_ns() >= slot_after_ns) join();
     bool granted = true;
     bool counts = device >= 0 && (uint32_t)device < READ(account_view.device_count) && bytes;
-    uint64_t limit = counts ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
-    uint64_t asked = anyway ? LIMITS_UNLIMITED : limit;
-    *refusal = (struct refusal){.region = READ(region), .self = self, .limit = limit, .slot = slot, .final = true};
+    bool unlimited = anyway || (counts && limits.memory_bytes[device] == LIMITS_UNLIMITED);
+    *refusal = (struct refusal){.region = READ(region), .self = self, .slot = slot, .final = true};
     if (counts && slot == REGION_NO_SLOT) {
-        granted = asked == LIMITS_UNLIMITED;
+        granted = unlimited;
     } else if (counts) {
-        uint64_t chunk = anyway ? 0 : chunk_for(limit);
-        enum lease_answer answer =
-            lease_request(refusal->region, (uint32_t)device, slot, bytes, asked, chunk, &refusal->seen);
+        enum lease_answer answer = anyway ? lease_request(refusal->region, (uint32_t)device, slot, bytes,
+                                                          LIMITS_UNLIMITED, 0, &refusal->seen)
+                                          : request_within((uint32_t)device, bytes, refusal);
         granted = answer == LEASE_GRANTED;
         refusal->final = answer == LEASE_IMPOSSIBLE;
-        if (!granted && asked == LIMITS_UNLIMITED) {
+        if (!granted && unlimited) {
             granted = true; /* more than can be counted, and more than any driver will give */
             __atomic_fetch_add(&errors, 1, __ATOMIC_RELAXED);
         }
@@ -300,17 +354,33 @@ static bool is_refused(int device, uint64_t bytes, const struct refusal *refusal
 {
     if (refusal->final) return true;
     return slot_reclaim(refusal->region, &refusal->self, refusal->slot).reclaimed == 0 &&
-           lease_still_refused(refusal->region, (uint32_t)device, bytes, refusal->limit, &refusal->seen);
+           lease_still_refused(refusal->region, (uint32_t)device, bytes, refusal->bound, &refusal->seen);
+}
+
+/* The agent has granted more since, perhaps in another file. */
+static bool has_grown(int device, const struct refusal *refusal)
+{
+    if (!account_may_burst(device)) return false;
+    fork_lock();
+    room_look();
+    bool grown = account_is_attached() && bound_now((uint32_t)device) > refusal->bound;
+    fork_unlock();
+    return grown;
 }
 
 static __attribute__((noinline)) bool charge_slowly(int device, uint64_t bytes)
 {
     int saved = errno;
     struct refusal refusal;
-    bool granted;
-    do
+    bool looked = false;
+    bool granted = request(device, bytes, false, &refusal);
+    while (!granted) {
+        if (is_refused(device, bytes, &refusal)) {
+            if (looked || !has_grown(device, &refusal)) break;
+            looked = true;
+        }
         granted = request(device, bytes, false, &refusal);
-    while (!granted && !is_refused(device, bytes, &refusal));
+    }
     if (!granted) atomic_add8(&READ(own_slot)->refusals, 1);
     errno = saved;
     return granted;
@@ -393,6 +463,39 @@ uint64_t account_limit(int device)
     return is_device(device) ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
 }
 
+bool account_may_burst(int device)
+{
+    return is_device(device) && (READ(bursts) >> device & 1);
+}
+
+uint64_t account_bound(int device)
+{
+    if (!account_may_burst(device)) return account_limit(device);
+    int saved = errno;
+    fork_lock();
+    uint64_t bound = account_is_attached() ? bound_now((uint32_t)device) : limits.memory_bytes[device];
+    fork_unlock();
+    errno = saved;
+    return bound;
+}
+
+void account_say_refused(int device, uint64_t bytes)
+{
+    uint64_t limit = account_limit(device);
+    uint64_t bound = account_bound(device);
+    uint64_t now_ns = platform_now_ns();
+    uint64_t after_ns = READ(refused_after_ns);
+    if (bound >= limit || now_ns < after_ns ||
+        !__atomic_compare_exchange_n(&refused_after_ns, &after_ns, now_ns + REFUSED_PERIOD_NS, false, __ATOMIC_RELAXED,
+                                     __ATOMIC_RELAXED))
+        return;
+    platform_say(PLATFORM_ERROR,
+                 "device %s: %llu bytes refused, %llu MiB in use; request %llu MiB, present bound %llu MiB, limit %llu MiB",
+                 limits.uuid[device], (unsigned long long)bytes, (unsigned long long)(account_used(device) / MIB),
+                 (unsigned long long)(limits.memory_bytes[device] / MIB), (unsigned long long)(bound / MIB),
+                 (unsigned long long)(limit / MIB));
+}
+
 bool account_is_refused(void)
 {
     account_attach();
@@ -402,6 +505,11 @@ bool account_is_refused(void)
 uint32_t account_core_pct(int device)
 {
     return is_device(device) ? account_core_pct_fast(device) : 100;
+}
+
+uint32_t account_core_limit_pct(int device)
+{
+    return is_device(device) ? READ(core_limit_pct[device]) : 100;
 }
 
 bool account_is_core_limited(void)
@@ -461,7 +569,7 @@ uint64_t account_own_used(int device)
 
 bool account_is_over(int device)
 {
-    return account_used(device) > account_limit(device);
+    return account_used(device) > account_bound(device);
 }
 
 uint32_t account_processes(void)
@@ -544,29 +652,25 @@ void account_each_period(void (*look)(void))
     WRITE(each_period, look);
 }
 
-static bool are_other_cores(const uint32_t *before, uint32_t policy_before)
+static bool have_same_cores(const struct limits *a, const struct limits *b)
 {
-    return policy_before != limits.core_policy ||
-           memcmp(before, limits.core_pct, limits.device_count * sizeof *before) != 0;
+    return a->core_policy == b->core_policy && memcmp(a->core_pct, b->core_pct, sizeof a->core_pct) == 0 &&
+           memcmp(a->core_limit_pct, b->core_limit_pct, sizeof a->core_limit_pct) == 0;
 }
 
-/* A lowered limit revokes the slack of all processes, so that each further charge is compared with the new limit. */
-static bool follow_limits(bool *other_cores)
+/* true: a compute limit or the policy is another one. */
+static bool follow_limits(void)
 {
     static struct limits fresh;
-    uint64_t before[REGION_DEVICES_MAX];
-    uint32_t cores_before[REGION_DEVICES_MAX];
-    uint32_t policy_before = limits.core_policy;
     char problem[256] = "";
     if ((limits.source != LIMITS_FILE && limits.source != LIMITS_REFUSED) || !limits_changed(LIMITS_PATH, &stamp))
         return false;
-    memcpy(before, limits.memory_bytes, sizeof before);
-    memcpy(cores_before, limits.core_pct, sizeof cores_before);
     bool good = limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem) == LIMITS_READ;
     if (good && limits.source == LIMITS_REFUSED) {
         attach_again();
         return false;
     }
+    bool other_cores = good && !have_same_cores(&limits, &fresh);
     if (!good || !limits_update(&limits, &fresh)) {
         if (!broken_said)
             platform_say(PLATFORM_ERROR, "new limits not taken, the last good ones hold: %s",
@@ -576,15 +680,7 @@ static bool follow_limits(bool *other_cores)
     }
     broken_said = false;
     publish_limits();
-    *other_cores = are_other_cores(cores_before, policy_before);
-    struct region *mapped = READ(region);
-    for (uint32_t i = 0; i < limits.device_count && slot != REGION_NO_SLOT; i++) {
-        if (limits.memory_bytes[i] >= before[i]) continue;
-        uint32_t slots = lease_slots(mapped);
-        for (uint32_t other = 0; other < slots; other++)
-            lease_revoke(mapped, i, other);
-    }
-    return true;
+    return other_cores;
 }
 
 static void mark_over(const struct region *mapped, uint64_t now_ns)
@@ -592,7 +688,7 @@ static void mark_over(const struct region *mapped, uint64_t now_ns)
     for (uint32_t i = 0; i < mapped->device_count; i++) {
         uint64_t *since = &mapped->devices[i].over_since_ns;
         uint64_t seen = atomic_load8(since);
-        bool over = lease_used(mapped, i) > READ(limit_bytes[i]);
+        bool over = lease_used(mapped, i) > READ(bound_bytes[i]);
         if (over != (seen != 0)) (void)atomic_swap8(since, seen, over ? now_ns : 0);
     }
 }
@@ -617,7 +713,7 @@ static void trim_own(void)
 {
     for (uint32_t i = 0; i < limits.device_count; i++) {
         uint64_t used = lease_used_by(READ(account_view.own_shares[i]));
-        if (used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(limits.memory_bytes[i]));
+        if (used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(READ(bound_bytes[i])));
         used_last_tick[i] = used;
     }
 }
@@ -627,9 +723,9 @@ bool account_tick(void)
     uint64_t now_ns = platform_now_ns();
     fork_lock();
     bool attached = account_is_attached();
-    bool other_cores = false;
-    bool changed = attached && follow_limits(&other_cores);
+    bool other_cores = attached && follow_limits();
     attached = attached && account_is_attached();
+    bool changed = attached && follow_bounds();
     bool slotted = attached && slot != REGION_NO_SLOT;
     bool turn = slotted && is_my_turn(now_ns);
     if (slotted) trim_own();

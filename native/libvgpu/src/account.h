@@ -44,14 +44,28 @@ int account_device_of_ordinal(int ordinal);
 /* Text UUID; "" where the device is known by ordinal only or out of range. */
 const char *account_uuid(int device);
 
-/* Bytes; UINT64_MAX: unlimited. As last read from the file, which is at most one second old. */
+/* Bytes that the container may use at most; UINT64_MAX: unlimited. As last read from the file, which is at most one second
+   old. More than the request where the agent may grant more. */
 uint64_t account_limit(int device);
+
+/* Bytes that the container may use at this moment: the limit, or where that is above the request, what the agent grants at
+   present, at least the request (room.h). */
+uint64_t account_bound(int device);
+
+/* true: the agent may grant more of the device than the request. */
+bool account_may_burst(int device);
+
+/* `bytes` are refused for good: if the present bound is the reason, log one line, seldom. */
+void account_say_refused(int device, uint64_t bytes);
 
 /* true: the limits cannot be read, so nothing is granted until they can. */
 bool account_is_refused(void);
 
 /* Percent of device time 1..100; 100: unlimited. */
 uint32_t account_core_pct(int device);
+
+/* The same while no other container computes on the device, where the policy makes a difference. */
+uint32_t account_core_limit_pct(int device);
 
 /* Called whenever a compute limit or the policy has changed, by the thread that has read them, without a lock. One for
    the process and its children; NULL: none. */
@@ -72,7 +86,7 @@ enum limits_core_policy account_core_policy(void);
 bool account_charge(int device, uint64_t bytes);
 void account_refund(int device, uint64_t bytes);
 
-/* Charge without asking: memory the driver has already taken (context growth). May exceed the limit. */
+/* Charge without asking: memory the driver has already taken (context growth). May exceed the bound. */
 void account_charge_anyway(int device, uint64_t bytes);
 
 /* Release what dead processes of the container still hold, for a query that follows: at most every 100 ms, and for at most a
@@ -85,7 +99,7 @@ uint64_t account_used(int device);
 /* Bytes used by this process. */
 uint64_t account_own_used(int device);
 
-/* Use exceeds the limit, because it shrank or because of account_charge_anyway. */
+/* Use exceeds the present bound, because it shrank or because of account_charge_anyway. */
 bool account_is_over(int device);
 
 /* Processes that hold a slot, the dead not yet found included. */

@@ -211,7 +211,7 @@ static struct core_terms terms_of(struct state *state, uint64_t now)
                                .launches = __atomic_load_n(&state->slot->launches, __ATOMIC_RELAXED),
                                .present = core_present(&state->core, now)};
     uint32_t pct = policy == LIMITS_CORE_DISABLE ? 100 : account_core_pct(state->device);
-    if (policy == LIMITS_CORE_DEFAULT && terms.tenants == 1) pct = 100;
+    if (policy == LIMITS_CORE_DEFAULT && terms.tenants == 1) pct = account_core_limit_pct(state->device);
     bool paced = state->page != NULL && state->level > 0;
     bool whole = pct >= 100;
     terms.budget.pct = pct >= 1 && pct <= 100 ? pct : 100;

@@ -334,10 +334,10 @@ static uint64_t likely_cost(CUdevice cuda, int device)
 {
     uint64_t known = known_cost(device);
     if (known) return known;
-    uint64_t limit = account_limit(device);
+    uint64_t bound = account_bound(device);
     uint64_t used = account_used(device);
     uint64_t bytes = estimate(cuda);
-    uint64_t free_bytes = used < limit ? limit - used : 0;
+    uint64_t free_bytes = used < bound ? bound - used : 0;
     return bytes < free_bytes ? bytes : free_bytes;
 }
 

@@ -3,10 +3,8 @@
 #include "gate.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -64,19 +62,9 @@ static struct {
 
 static const struct gate_page *map_page(const char *path)
 {
-    int saved = errno;
-    struct stat status;
-    void *mapped = MAP_FAILED;
-    int file = platform_open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
-    if (file >= 0 && syscall(SYS_fstat, file, &status) == 0 && S_ISREG(status.st_mode) &&
-        (uint64_t)status.st_size >= sizeof(struct gate_page))
-        mapped = mmap(NULL, sizeof(struct gate_page), PROT_READ, MAP_SHARED, file, 0);
-    if (file >= 0) platform_close(file);
-    errno = saved;
-    if (mapped == MAP_FAILED) return NULL;
-    const struct gate_page *page = mapped;
-    if (page->magic == GATE_MAGIC && page->layout == GATE_LAYOUT) return page;
-    munmap(mapped, sizeof(struct gate_page));
+    const struct gate_page *page = platform_map(path, sizeof *page, NULL);
+    if (!page || (page->magic == GATE_MAGIC && page->layout == GATE_LAYOUT)) return page;
+    platform_unmap(page, sizeof *page);
     return NULL;
 }
 
@@ -89,7 +77,7 @@ static void look_for_page(void)
     const struct gate_page *page = map_page(GATE_PATH);
     if (!page) page = map_page(GATE_QUANTUM_PATH);
     if (page && !__atomic_compare_exchange_n(&gate_page, &none, page, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        munmap((void *)(uintptr_t)page, sizeof *page);
+        platform_unmap(page, sizeof *page);
     __atomic_compare_exchange_n(&gate_mode, &unknown, page ? GATE_PRESENT : GATE_NONE, false, __ATOMIC_ACQ_REL,
                                 __ATOMIC_ACQUIRE);
 }

@@ -73,6 +73,8 @@ struct draft {
     uint64_t has_uuid;
     uint64_t has_memory;
     uint64_t has_core;
+    uint64_t has_memory_limit;
+    uint64_t has_core_limit;
     uint64_t has_exclusive;
 };
 
@@ -104,6 +106,16 @@ static bool take_field(struct draft *draft, uint64_t index, const char *field, c
         if (!parse_number(value, length, CORE_PCT_ALL, &number)) return false;
         limits->core_pct[index] = number ? (uint32_t)number : CORE_PCT_ALL;
         return once(&draft->has_core, index);
+    }
+    if (strcmp(field, "memory_limit_mib") == 0) {
+        if (!parse_number(value, length, MEMORY_MIB_MAX, &number)) return false;
+        limits->memory_limit_bytes[index] = number * MIB;
+        return once(&draft->has_memory_limit, index);
+    }
+    if (strcmp(field, "core_limit_pct") == 0) {
+        if (!parse_number(value, length, CORE_PCT_ALL, &number)) return false;
+        limits->core_limit_pct[index] = (uint32_t)number;
+        return once(&draft->has_core_limit, index);
     }
     if (strcmp(field, "exclusive") == 0)
         return parse_number(value, length, 1, &number) && once(&draft->has_exclusive, index);
@@ -163,6 +175,15 @@ static void set_defaults(struct limits *limits)
     }
 }
 
+/* Where no limit above the request is given, which 0 means too: none of memory, and the whole device for compute. */
+static void complete_limits(struct limits *limits)
+{
+    for (uint32_t i = 0; i < REGION_DEVICES_MAX; i++) {
+        if (limits->memory_limit_bytes[i] == 0) limits->memory_limit_bytes[i] = limits->memory_bytes[i];
+        if (limits->core_limit_pct[i] == 0) limits->core_limit_pct[i] = CORE_PCT_ALL;
+    }
+}
+
 static bool is_complete(const struct draft *draft, char *problem, size_t problem_size)
 {
     if (!draft->has_container) return fail(problem, problem_size, "container", "is missing");
@@ -174,6 +195,10 @@ static bool is_complete(const struct draft *draft, char *problem, size_t problem
         (void)snprintf(key, sizeof key, "device.%u", (unsigned)i);
         if (!(all >> i & 1))
             return fail(problem, problem_size, key, "lacks vendor, uuid, memory_mib, core_pct or exclusive");
+        if (draft->limits->memory_limit_bytes[i] < draft->limits->memory_bytes[i])
+            return fail(problem, problem_size, key, "has a memory_limit_mib below memory_mib");
+        if (draft->limits->core_limit_pct[i] < draft->limits->core_pct[i])
+            return fail(problem, problem_size, key, "has a core_limit_pct below core_pct");
         for (uint64_t other = 0; other < i; other++)
             if (strcmp(draft->limits->uuid[i], draft->limits->uuid[other]) == 0)
                 return fail(problem, problem_size, key, "has the uuid of another device");
@@ -211,6 +236,7 @@ bool limits_parse(const char *text, size_t length, struct limits *limits, char *
             return fail(problem, problem_size, copy, "is out of range, no whole number, too long or given twice");
     }
     if (number == 0) return fail(problem, problem_size, "file", "is empty");
+    complete_limits(limits);
     if (!is_complete(&draft, problem, problem_size)) return false;
     limits->source = LIMITS_FILE;
     limits->device_count = (uint32_t)draft.device_count;
@@ -305,6 +331,7 @@ bool limits_from_environment(const char *const *environment, struct limits *limi
         if (percent && percent < CORE_PCT_ALL) limits->core_pct[i] = (uint32_t)percent;
         if (bytes == SETTING_UNREADABLE || percent == SETTING_UNREADABLE) limits->memory_bytes[i] = 0;
     }
+    complete_limits(limits);
     uint64_t number;
     const char *value = plain_value(environment, "CUDA_TASK_PRIORITY");
     if (value && parse_number(value, strlen(value), PRIORITY_MAX, &number)) limits->priority = (uint32_t)number;
@@ -376,7 +403,9 @@ bool limits_update(struct limits *limits, const struct limits *fresh)
     for (uint32_t i = 0; i < limits->device_count; i++)
         if (strcmp(limits->uuid[i], fresh->uuid[i]) != 0) return false;
     memcpy(limits->memory_bytes, fresh->memory_bytes, sizeof limits->memory_bytes);
+    memcpy(limits->memory_limit_bytes, fresh->memory_limit_bytes, sizeof limits->memory_limit_bytes);
     memcpy(limits->core_pct, fresh->core_pct, sizeof limits->core_pct);
+    memcpy(limits->core_limit_pct, fresh->core_limit_pct, sizeof limits->core_limit_pct);
     limits->priority = fresh->priority;
     limits->core_policy = fresh->core_policy;
     return true;
@@ -388,4 +417,5 @@ void limits_refuse(struct limits *limits)
     limits->source = LIMITS_REFUSED;
     limits->device_count = 1;
     limits->memory_bytes[0] = 0;
+    complete_limits(limits);
 }

@@ -20,6 +20,7 @@
 #define LIMITS_PATH VGPU_ROOT "/etc/hami/limits"
 #define LIMITS_SHARED VGPU_ROOT "/run/hami-priority"     /* the agent mounts it together with this library */
 #define LIMITS_ENDED_PATH LIMITS_SHARED "/bells/ended-1" /* of this container alone, see process.h */
+#define LIMITS_ROOM_PATH LIMITS_SHARED "/bells/room-1"   /* of this container alone, see room.h */
 #define LIMITS_REGION_PATH VGPU_ROOT REGION_DIRECTORY "/" REGION_FILE_NAME
 #define LIMITS_REGION_PATH_DEFAULT VGPU_ROOT "/tmp/cudevshr.cache" /* without the suffix */
 #define LIMITS_UNLIMITED UINT64_MAX
@@ -43,8 +44,10 @@ struct limits {
     uint32_t priority;
     uint32_t core_policy; /* enum limits_core_policy */
     int log_level;
-    uint64_t memory_bytes[REGION_DEVICES_MAX];
+    uint64_t memory_bytes[REGION_DEVICES_MAX];       /* the request */
+    uint64_t memory_limit_bytes[REGION_DEVICES_MAX]; /* most that the agent may grant; the request where it may not */
     uint32_t core_pct[REGION_DEVICES_MAX];
+    uint32_t core_limit_pct[REGION_DEVICES_MAX]; /* while no other container computes, by the default policy */
     char uuid[REGION_DEVICES_MAX][REGION_UUID];
 };
 

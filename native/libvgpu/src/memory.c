@@ -182,13 +182,18 @@ HOOK_EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
 
 /* --- what is seen --- */
 
-void memory_view(int device, uint64_t real_total, uint64_t *total, uint64_t *free)
+/* Memory beyond the request is not booked: what the card has left bounds it, too. */
+struct memory_view memory_view(int device, uint64_t real_total, uint64_t real_free)
 {
     account_reclaim();
     uint64_t limit = account_limit(device);
+    uint64_t bound = account_bound(device);
     uint64_t used = account_used(device);
-    *total = limit <= real_total || pointer_may_exceed(device) ? limit : real_total;
-    *free = used < *total ? *total - used : 0;
+    uint64_t total = limit <= real_total || pointer_may_exceed(device) ? limit : real_total;
+    if (bound > total) bound = total;
+    uint64_t free = used < bound ? bound - used : 0;
+    if (account_may_burst(device) && free > real_free) free = real_free;
+    return (struct memory_view){.total = total, .free = free, .used = used < total ? used : total};
 }
 
 static bool is_viewed(int device)
@@ -199,7 +204,6 @@ static bool is_viewed(int device)
 HOOK_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     size_t real_free = 0, real_total = 0;
-    uint64_t own_free, own_total;
     struct context_here here;
     hook_enter();
     if (UNLIKELY(!free || !total || !context_here(&here) || !is_viewed(here.device)))
@@ -207,9 +211,9 @@ HOOK_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     CUresult result = DRIVER(cuMemGetInfo_v2)(&real_free, &real_total);
     if (result != CUDA_SUCCESS) return result;
     pool_settle_if_slack(here.device);
-    memory_view(here.device, real_total, &own_total, &own_free);
-    *total = own_total;
-    *free = own_free;
+    struct memory_view view = memory_view(here.device, real_total, real_free);
+    *total = view.total;
+    *free = view.free;
     return CUDA_SUCCESS;
 }
 

@@ -65,9 +65,9 @@ static bool is_lazy(void)
 static bool charge_part(struct measure *measure, const struct module_size *size)
 {
     int device = measure->here.device;
-    uint64_t limit = account_limit(device);
+    uint64_t bound = account_bound(device);
     uint64_t used = account_used(device);
-    measure->charged = limit > used ? limit - used : 0;
+    measure->charged = bound > used ? bound - used : 0;
     if (measure->charged > size->likely) measure->charged = size->likely;
     if (measure->charged > size->least && account_charge(device, measure->charged)) return true;
     measure->charged = size->least;

@@ -27,24 +27,22 @@ HOOK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, nvmlMemory
     nvmlReturn_t result = DRIVER(nvmlDeviceGetMemoryInfo)(handle, memory);
     int device = result == NVML_SUCCESS && memory ? device_limits_nvml(handle) : -1;
     if (!is_limited(device)) return result;
-    uint64_t total, free;
-    memory_view(device, memory->total, &total, &free);
-    *memory = (nvmlMemory_t){.total = total, .free = free, .used = total - free};
+    struct memory_view view = memory_view(device, memory->total, memory->free);
+    *memory = (nvmlMemory_t){.total = view.total, .free = view.free, .used = view.total - view.free};
     return result;
 }
 
-/* `reserved` is part of no tenant's share: total is used and free together. */
+/* `reserved`, which the first form counts as used, is what the agent may grant and has not granted. */
 HOOK_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, nvmlMemory_v2_t *memory)
 {
     nvmlReturn_t result = DRIVER(nvmlDeviceGetMemoryInfo_v2)(handle, memory);
     int device = result == NVML_SUCCESS && memory ? device_limits_nvml(handle) : -1;
     if (!is_limited(device)) return result;
-    uint64_t total, free;
-    memory_view(device, memory->total, &total, &free);
-    memory->total = total;
-    memory->reserved = 0;
-    memory->free = free;
-    memory->used = total - free;
+    struct memory_view view = memory_view(device, memory->total, memory->free);
+    memory->total = view.total;
+    memory->reserved = view.total - view.free - view.used;
+    memory->free = view.free;
+    memory->used = view.used;
     return result;
 }
 

@@ -9,6 +9,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -162,6 +164,40 @@ void platform_close(int file)
 {
     int saved = errno;
     syscall(SYS_close, file);
+    errno = saved;
+}
+
+/* The libc names of stat are younger than the baseline. */
+bool platform_find(const char *path, struct platform_file *file)
+{
+    int saved = errno;
+    struct stat status;
+    bool found = syscall(SYS_newfstatat, AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) == 0;
+    if (found) *file = (struct platform_file){.device = status.st_dev, .inode = status.st_ino};
+    errno = saved;
+    return found && S_ISREG(status.st_mode);
+}
+
+const void *platform_map(const char *path, size_t bytes, struct platform_file *file)
+{
+    int saved = errno;
+    struct stat status;
+    void *mapped = MAP_FAILED;
+    int opened = platform_open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0);
+    if (opened >= 0 && syscall(SYS_fstat, opened, &status) == 0 && S_ISREG(status.st_mode) &&
+        (uint64_t)status.st_size >= bytes)
+        mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, opened, 0);
+    if (opened >= 0) platform_close(opened);
+    errno = saved;
+    if (mapped == MAP_FAILED) return NULL;
+    if (file) *file = (struct platform_file){.device = status.st_dev, .inode = status.st_ino};
+    return mapped;
+}
+
+void platform_unmap(const void *mapped, size_t bytes)
+{
+    int saved = errno;
+    munmap((void *)(uintptr_t)mapped, bytes);
     errno = saved;
 }
 

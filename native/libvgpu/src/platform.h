@@ -40,6 +40,20 @@ __attribute__((format(printf, 2, 3))) void platform_say(enum platform_level leve
 int platform_open(const char *path, int flags, unsigned mode);
 void platform_close(int file);
 
+/* One file, whatever its name is now. */
+struct platform_file {
+    uint64_t device;
+    uint64_t inode;
+};
+
+/* The file that has this name; false: none has, or the last component is a link. */
+bool platform_find(const char *path, struct platform_file *file);
+
+/* Map the first `bytes` of a regular file, read-only and shared with its writer; no descriptor stays open. NULL: there is no
+   such file, or it is shorter. `file` may be NULL. */
+const void *platform_map(const char *path, size_t bytes, struct platform_file *file);
+void platform_unmap(const void *mapped, size_t bytes);
+
 /* Whole small file into `buffer`, zero-terminated; bytes read, or -errno. -EFBIG if it does not fit. */
 long platform_read_file(const char *path, char *buffer, size_t size);
 

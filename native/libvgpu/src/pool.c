@@ -333,8 +333,10 @@ static CUresult allocate(const struct request *request)
     int device = pools[number].device;
     if (UNLIKELY(!pool_charge(number, request->bytes)) &&
         !(hook_settle(device) && pool_charge(number, request->bytes)) &&
-        !(hook_trim(device) && pool_charge(number, request->bytes)))
+        !(hook_trim(device) && pool_charge(number, request->bytes))) {
+        account_say_refused(device, request->bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     CUresult result = ask_driver(request);
     if (UNLIKELY(result != CUDA_SUCCESS)) {
         pool_land(number, (struct landing){1, request->bytes}, false, NULL);

@@ -2,12 +2,9 @@
 /* The agent's page of activity; see priority.h. Locks taken here: none. Called with hooks active: no. */
 #include "priority.h"
 
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "platform.h"
 
 enum { READ_TRIES = 64 };
 
@@ -15,27 +12,18 @@ static const struct priority_page *kept;
 
 const struct priority_page *priority_open(const char *path)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (file < 0) return NULL;
-    struct stat status;
-    void *mapped = MAP_FAILED;
-    /* The libc name of it is younger than the baseline. */
-    if (syscall(SYS_fstat, file, &status) == 0 && S_ISREG(status.st_mode) &&
-        (uint64_t)status.st_size >= sizeof(struct priority_page))
-        mapped = mmap(NULL, sizeof(struct priority_page), PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (mapped == MAP_FAILED) return NULL;
-    const struct priority_page *page = mapped;
+    const struct priority_page *page = platform_map(path, sizeof *page, NULL);
+    if (page == NULL) return NULL;
     if (page->magic == PRIORITY_MAGIC && page->layout == PRIORITY_LAYOUT &&
         page->device_bytes == sizeof(struct priority_device) && page->device_count <= PRIORITY_DEVICES)
         return page;
-    munmap(mapped, sizeof(struct priority_page));
+    priority_close(page);
     return NULL;
 }
 
 void priority_close(const struct priority_page *page)
 {
-    if (page != NULL) munmap((void *)(uintptr_t)page, sizeof *page);
+    if (page != NULL) platform_unmap(page, sizeof *page);
 }
 
 const struct priority_page *priority_known_page(void)

@@ -103,6 +103,10 @@ static bool obey_limits(const char *word, const char *text, int device)
         say_text(account_uuid(device));
     else if (!strcmp(word, "limit"))
         say((long long)account_limit(device));
+    else if (!strcmp(word, "bound"))
+        say((long long)account_bound(device));
+    else if (!strcmp(word, "alone"))
+        say(account_core_limit_pct(device));
     else if (!strcmp(word, "core"))
         say(account_core_pct(device));
     else if (!strcmp(word, "priority"))

@@ -100,7 +100,7 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
 
 
 def test_the_library_reads_the_page_and_is_woken(tmp_path: Path) -> None:
-    program = compiled(tmp_path, READER, "priority.c")
+    program = compiled(tmp_path, READER, "priority.c", "platform.c")
     page = PriorityPage(tmp_path / "dir" / "page-1")
     page.write({"GPU-a": Standing(), "GPU-b": Standing(highest_active=3)}, lease_until_ns=10)
     reader = subprocess.Popen(
