@@ -18,6 +18,7 @@ from hami_nodeagent.shell.regions import read_region
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import MakeNode
 from tests.support.drive import Drive
+from tests.support.room import set_limits_above
 from tests.unit.nodeagent.core.test_breach import holder
 
 StartDrive = Callable[..., Drive]
@@ -150,6 +151,53 @@ def test_a_lone_container_may_have_the_whole_device(node: GpuNode, start_drive: 
     page.close()
     assert lent > 80
     assert held == pytest.approx(20, abs=5)
+
+
+def test_lone_container_has_at_most_its_compute_limit(
+    node: GpuNode, start_drive: StartDrive
+) -> None:
+    """20 percent requested, 50 as the limit: while it is alone, unless the policy says force."""
+    container = node.container(0, core_pct=20, priority=0)
+    set_limits_above(container, core_limit_pct=50)
+    page = PriorityPage(container.priority_directory / "page-1")
+
+    def tell(tenants: int, lease_s: float = LEASE_S) -> None:
+        standing = Standing(highest_active=0, active_tenants=tenants)
+        until_ns = time.monotonic_ns() + int(lease_s * 1e9)
+        page.write({node.uuids[0]: standing}, lease_until_ns=until_ns)
+
+    def share() -> float:
+        time.sleep(0.7)
+        began, first = time.monotonic(), served_ms(node)
+        time.sleep(1)
+        return (served_ms(node) - first) / (time.monotonic() - began) / 10
+
+    tell(1)
+    drive = begin(start_drive(container))
+    drive.send("work fixed_1ms 1000 30000 plain 64")
+    found = {"alone": share()}
+    tell(2)
+    found["beside a neighbor"] = share()
+    tell(1)
+    found["alone again"] = share()
+    tell(1, lease_s=0)
+    found["without a lease"] = share()
+    tell(1)
+    set_limits_above(container, core_limit_pct=80)
+    found["limit raised"] = share()
+    assert container.limits is not None
+    container.set_limits(replace(container.limits, core_policy="force"))
+    found["policy force"] = share()
+    drive.process.kill()
+    page.close()
+    assert found == {
+        "alone": pytest.approx(50, abs=7),
+        "beside a neighbor": pytest.approx(20, abs=7),
+        "alone again": pytest.approx(50, abs=7),
+        "without a lease": pytest.approx(20, abs=7),
+        "limit raised": pytest.approx(80, abs=20),  # a busy machine launches late
+        "policy force": pytest.approx(20, abs=7),
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 
 Several containers on one machine, each with devices in an order of its own; in each several
 processes allocate in every way there is, fork, end in every way, and are killed, while the limit
-grows and shrinks (native/libvgpu/tests/property says what is checked). ``HAMI_NATIVE_OPS`` is the
+grows and shrinks (native/libvgpu/tests/property says what is checked); that of one container is
+granted beyond its request, in its page. ``HAMI_NATIVE_OPS`` is the
 number of operations to reach in all (20,000 unless it says otherwise), ``HAMI_NATIVE_SEED`` the
 first seed; a failure names its own. ``STORM_SKIP`` names operations to leave out, to find which
 one breaks the law; nothing is left out by itself.
@@ -20,6 +21,7 @@ import pytest
 from msgspec import Struct
 
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
+from tests.support.room import FILE_NAME, RoomPage, set_limits_above
 
 MIB = 1 << 20
 OPERATIONS = int(os.environ.get("HAMI_NATIVE_OPS", "20000"))
@@ -27,6 +29,7 @@ SKIPPED = os.environ.get("STORM_SKIP", "nothing")
 SEED = int(os.environ.get("HAMI_NATIVE_SEED", "1"))
 RECLAIM_MOST_US = 1_000_000 if "HAMI_NATIVE_OPS" in os.environ else 4_000_000
 """The target is a second; where the machine is shared with everything else, four times that."""
+REQUEST_MIB, MOST_MIB = 150, 4000
 PHASES_LEAST = 3
 """However fast the machine is, the limits change twice."""
 LIMIT_S = 120 + OPERATIONS / 5_000
@@ -41,8 +44,10 @@ class Storm:
         program: Path,
         words: list[str],
         env: dict[str, str] | None = None,
+        room: RoomPage | None = None,
     ) -> None:
         self.container = container
+        self.room = room
         self.memory_mib = 0
         self.figures = [0] * 6
         self._process = container.start([program, *words], env)
@@ -51,6 +56,11 @@ class Storm:
     def pid(self) -> int:
         """Of the program that watches over the others."""
         return self._process.pid
+
+    @property
+    def total(self) -> int:
+        """Bytes that the container shows as its device."""
+        return (self.memory_mib if self.room is None else MOST_MIB) * MIB
 
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -66,16 +76,27 @@ class Storm:
         self.figures = [int(word) for word in line.split()[1:]]
 
     def run(self, milliseconds: int, kill_every_ms: int) -> None:
-        self.send(f"run {milliseconds} {self.memory_mib * MIB} {kill_every_ms}")
+        self.send(f"run {milliseconds} {self.memory_mib * MIB} {self.total} {kill_every_ms}")
 
     def change_limit(self, memory_mib: int) -> None:
         self.memory_mib = memory_mib
-        self.container.set_memory_mib(memory_mib)
-        self.send(f"limit {memory_mib * MIB}")
+        if self.room is None:
+            self.container.set_memory_mib(memory_mib)
+        else:
+            self.grant()
+        self.send(f"limit {memory_mib * MIB} {self.total}")
+
+    def grant(self) -> None:
+        assert self.room is not None
+        assert self.container.limits is not None
+        for device in self.container.limits.devices:
+            self.room.grant(device.uuid, self.memory_mib * MIB, lease_s=LIMIT_S)
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        if self.room is not None:
+            self.room.close()
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -100,7 +121,10 @@ def storms_on(
     randomness: random.Random,
     env: dict[str, str] | None = None,
 ) -> list[Storm]:
-    """Three containers: all devices in a random order, some devices, and one alone."""
+    """Three containers: all devices in a random order, some devices, and one alone.
+
+    The second requests less than it is granted.
+    """
     for index in range(len(node.uuids)):
         node.nvml.set_key(index, "context_bytes", str(hardware.context_bytes))
         node.nvml.set_key(index, "pool_granularity", str(hardware.pool_granularity))
@@ -108,10 +132,20 @@ def storms_on(
     storms = []
     for count, workers in ((len(indexes), 4), (3, 3), (1, 3)):
         memory_mib = randomness.choice((200, 700, 3000))
-        container = node.container(*randomness.sample(indexes, count), memory_mib=memory_mib)
+        is_granted = len(storms) == 1
+        container = node.container(
+            *randomness.sample(indexes, count),
+            memory_mib=REQUEST_MIB if is_granted else memory_mib,
+        )
+        room = None
+        if is_granted:
+            set_limits_above(container, memory_limit_mib=MOST_MIB)
+            room = RoomPage(container.bell_directory / FILE_NAME)
         words = [str(randomness.randrange(1 << 30)), str(workers)]
-        storm = Storm(container, program, words, env)
+        storm = Storm(container, program, words, env, room)
         storm.memory_mib = memory_mib
+        if is_granted:
+            storm.grant()
         storms.append(storm)
     return storms
 
@@ -128,7 +162,7 @@ def run_until(storms: list[Storm], operations: int, randomness: random.Random) -
         for storm in storms:
             storm.answer()
         changed = randomness.choice(storms)
-        changed.change_limit(randomness.choice((150, 400, 1000, 4000)))
+        changed.change_limit(randomness.choice((REQUEST_MIB, 400, 1000, MOST_MIB)))
         changed.answer()
 
 

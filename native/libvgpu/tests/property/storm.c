@@ -3,10 +3,10 @@
  * Checks the invariants of one container under random use: starts workers, kills them, compares counts.
  *
  *     storm SEED WORKERS         commands on stdin, one answer line each:
- *     run MS LIMIT EVERY_MS      let the workers run so long, kill one about every EVERY_MS; then compare:
+ *     run MS LIMIT TOTAL EVERY_MS    let the workers run so long, kill one about every EVERY_MS; then compare:
  *                                "ok OPERATIONS KILLS FORKS SAMPLES RECLAIM_US LIVES" (counted from the beginning, the
  *                                slowest reclaim), or "fail SEED: what"
- *     limit LIMIT                wait until every device of the container shows this limit (bytes)
+ *     limit LIMIT TOTAL          wait until the container may use this much of every device, and shows this total (bytes)
  *
  * Invariants per device. At every moment: the memory that the driver has given to the container's living processes is
  * at most the limit, or not more than it was a moment ago when the limit has shrunk below it. When the workers stand
@@ -87,18 +87,20 @@ static bool is_steady(uint64_t total)
     return cu.cuMemGetInfo_v2(&free_bytes, &again) == CUDA_SUCCESS && again == total;
 }
 
-static void check_nvml(int device, uint64_t total)
+/* Returns the bytes in use. */
+static uint64_t check_nvml(int device, uint64_t total)
 {
     struct view_memory view;
     int code = view_memory(device, &view);
     if (!is_steady(total)) {
-        return;
+        return view.used_2;
     }
     if (code != 0 || view.free > view.total || view.used > view.total || view.free_2 > view.total_2 ||
         view.used_2 > view.total_2 || view.total != total || view.total_2 != total) {
         storm_fail(shared, "nvml on device %d: code %d, v1 %llu used %llu free of %llu, v2 %llu used %llu free of %llu",
                    device, code, view.used, view.free, view.total, view.used_2, view.free_2, view.total_2);
     }
+    return view.used_2;
 }
 
 static CUresult look_at(int device, struct storm_view *view)
@@ -117,7 +119,7 @@ static CUresult look_at(int device, struct storm_view *view)
     }
     *view = (struct storm_view){.free_bytes = free_bytes, .total = total};
     if (result == CUDA_SUCCESS) {
-        check_nvml(device, total);
+        view->used = check_nvml(device, total);
     }
     (void)cu.cuDevicePrimaryCtxRelease_v2(device); /* the first retain of all stays */
     return result;
@@ -367,11 +369,12 @@ static bool all_still(void)
 static bool agrees(const struct reply *reply, unsigned int device, uint64_t *told, uint64_t *truth)
 {
     const struct storm_view *view = &reply->views[device];
-    *told = view->total - view->free_bytes;
+    *told = view->used;
     if (!given((unsigned int)devices[device], truth)) {
         return false;
     }
-    return *truth >= view->total ? view->free_bytes == 0 : *told == *truth;
+    bool is_whole = *truth >= shared->limit ? view->free_bytes == 0 : view->free_bytes == shared->limit - *truth;
+    return is_whole && (*truth >= view->total || *told == *truth);
 }
 
 /* Prints to stderr NVML's usage of each process of the container, and what the driver has given it. */
@@ -432,22 +435,26 @@ static void compare(void)
     __atomic_store_n(&shared->pause, 0, __ATOMIC_SEQ_CST);
 }
 
-static void wait_for_limit(uint64_t limit)
+static void wait_for_limit(uint64_t limit, uint64_t total)
 {
     struct reply reply;
     uint64_t begin = storm_now_ns();
     uint64_t highest = limit > shared->limit ? limit : shared->limit;
     __atomic_store_n(&shared->limit, highest, __ATOMIC_SEQ_CST); /* until the change has arrived */
+    __atomic_store_n(&shared->total, total > shared->total ? total : shared->total, __ATOMIC_SEQ_CST);
     for (unsigned int device = 0; device < device_count && !has_failed();) {
         bury_workers(true);
         if (!ask('v', 0, &reply)) {
             return;
         }
-        if (reply.views[device].total == limit) {
+        const struct storm_view *view = &reply.views[device];
+        bool has_arrived = view->free_bytes > 0 ? view->free_bytes + view->used == limit : view->used >= limit;
+        if (view->total == total && has_arrived) {
             device++;
         } else if (storm_now_ns() - begin > PATIENCE_NS) {
-            storm_fail(shared, "device %u: total %llu, the limit is %llu", device,
-                       (unsigned long long)reply.views[device].total, (unsigned long long)limit);
+            storm_fail(shared, "device %u: %llu free and %llu in use of %llu, the limit is %llu", device,
+                       (unsigned long long)view->free_bytes, (unsigned long long)view->used,
+                       (unsigned long long)view->total, (unsigned long long)limit);
         } else {
             nap(5000000);
         }
@@ -457,6 +464,7 @@ static void wait_for_limit(uint64_t limit)
         nap(750000000);
     }
     __atomic_store_n(&shared->limit, limit, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&shared->total, total, __ATOMIC_SEQ_CST);
 }
 
 static void report(void)
@@ -534,16 +542,18 @@ int main(int count, char **arguments)
     while (fgets(line, sizeof line, stdin) != NULL) {
         unsigned long long ms = 0;
         unsigned long long limit = 0;
+        unsigned long long total = 0;
         unsigned long long every_ms = 1;
-        if (sscanf(line, "run %llu %llu %llu", &ms, &limit, &every_ms) == 3) {
+        if (sscanf(line, "run %llu %llu %llu %llu", &ms, &limit, &total, &every_ms) == 4) {
             __atomic_store_n(&shared->limit, limit, __ATOMIC_SEQ_CST);
+            __atomic_store_n(&shared->total, total, __ATOMIC_SEQ_CST);
             if (observer == 0) {
                 start_observer();
             }
             storm(ms, every_ms);
             compare();
-        } else if (sscanf(line, "limit %llu", &limit) == 1) {
-            wait_for_limit(limit);
+        } else if (sscanf(line, "limit %llu %llu", &limit, &total) == 2) {
+            wait_for_limit(limit, total);
         }
         report();
         if (has_failed()) {

@@ -22,7 +22,8 @@ struct storm_shared {
     uint32_t pause; /* workers stand still while it is 1 */
     uint32_t failed;
     char problem[STORM_TEXT];
-    uint64_t limit; /* of each device of the container, as the limits file says */
+    uint64_t limit; /* of each device of the container: what it may use now */
+    uint64_t total; /* of each device: what it shows; more than `limit` where the rest is not granted */
     struct {
         uint32_t state;
         uint64_t operations;
@@ -35,6 +36,7 @@ struct storm_shared {
 struct storm_view {
     uint64_t free_bytes;
     uint64_t total;
+    uint64_t used; /* as NVML reports it */
 };
 
 /* Reports the first failure, once, and stops all workers. */

@@ -449,11 +449,11 @@ static void look(void)
     doing("look", 0);
     size_t free_bytes = 0;
     size_t total = 0;
-    uint64_t limit = __atomic_load_n(&shared->limit, __ATOMIC_SEQ_CST);
+    uint64_t most = __atomic_load_n(&shared->total, __ATOMIC_SEQ_CST);
     CUresult result = cu.cuMemGetInfo_v2(&free_bytes, &total);
-    if (result != CUDA_SUCCESS || free_bytes > total || total > limit * 4) {
-        storm_fail(shared, "worker %u: cuMemGetInfo: code %d, free %zu of %zu, limit %llu", self, result, free_bytes,
-                   total, (unsigned long long)limit);
+    if (result != CUDA_SUCCESS || free_bytes > total || total > most * 4) {
+        storm_fail(shared, "worker %u: cuMemGetInfo: code %d, free %zu of %zu, expected %llu", self, result, free_bytes,
+                   total, (unsigned long long)most);
     }
 }
 
