@@ -6,6 +6,7 @@ count is the reference. Takes about 15 s.
 """
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from hami_common.pods.limits import DeviceLimit, Limits, encode
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import StartDrive
-from tests.support.accounting import Container, Probe, until
+from tests.support.accounting import PARTS, RELATIVE, Container, Probe, build, until
 from tests.support.drive import OUT_OF_MEMORY, Drive
 from tests.support.room import FILE_NAME, RoomPage, set_limits_above
 
@@ -295,6 +296,15 @@ def test_limits_from_the_environment_have_no_bound_above(
         assert probe.ask(f"charge 0 {101 * MIB}") == 0
 
 
+def test_raise_is_reverted_when_the_bound_falls_meanwhile(container: Container) -> None:
+    parts = [part for part in PARTS if part != "room"]
+    program = build("unit/fallen_bound", RELATIVE, parts)
+    done = subprocess.run(
+        [program], cwd=container.root, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("reverted\n", "")
+
+
 def test_limits_that_change_bound_the_grant(
     container: Container, probe: Probe, new_page: MakePage
 ) -> None:
@@ -365,13 +375,12 @@ def test_driver_gives_what_is_granted_and_total_stays_the_limit(
 def test_refusal_names_request_bound_and_limit_once(
     node: GpuNode, box: GpuContainer, page: RoomPage, start_drive: StartDrive
 ) -> None:
-    page.grant(node.uuids[0], 2000 * MIB)
-    drive = start_drive(box).begin()
-    for _ in range(3):
-        assert drive.code("alloc 2500M") == OUT_OF_MEMORY
     page.grant(node.uuids[0], 3000 * MIB)
-    assert drive.code("alloc 3500M") == OUT_OF_MEMORY
-    assert drive.code("async 3500M") == OUT_OF_MEMORY
+    drive = start_drive(box).begin()
+    assert drive.code("alloc 3500M") == OUT_OF_MEMORY, "by the limit: not logged"
+    page.grant(node.uuids[0], 2000 * MIB)
+    for way in ("alloc", "async", "alloc"):
+        assert drive.code(f"{way} 2500M") == OUT_OF_MEMORY
     assert _said(drive) == (
         f"hami: device {node.uuids[0]}: {2500 * MIB} bytes refused, {CONTEXT_MIB} MiB in use; "
         "request 1000 MiB, present bound 2000 MiB, limit 3000 MiB\n"

@@ -41,7 +41,6 @@ static uint32_t by_ordinal;
 static uint32_t refused;
 static uint64_t errors;
 static uint64_t reclaim_after_ns; /* because of queries */
-static uint64_t refused_after_ns; /* the next line about a refusal */
 struct account_view account_view;
 static struct region_slot unslotted;
 static struct region_slot *own_slot = &unslotted;
@@ -56,6 +55,7 @@ static uint32_t slot = REGION_NO_SLOT;
 static uint64_t slot_after_ns;
 static bool unslotted_said;
 static uint64_t turn_after_ns;
+static uint64_t refused_after_ns; /* the next line about a refusal */
 static uint64_t used_last_tick[REGION_DEVICES_MAX];
 static uint32_t sees_everybody = 1;
 static bool broken_said;
@@ -256,7 +256,6 @@ static void attach_locked(void)
     WRITE(account_view.device_count, 0);
     if (count) join();
     publish_limits();
-    memset(bound_bytes, 0, sizeof bound_bytes);
     (void)follow_bounds();
     WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
@@ -363,7 +362,7 @@ static bool has_grown(int device, const struct refusal *refusal)
     if (!account_may_burst(device)) return false;
     fork_lock();
     room_look();
-    bool grown = account_is_attached() && bound_now((uint32_t)device) > refusal->bound;
+    bool grown = bound_now((uint32_t)device) > refusal->bound;
     fork_unlock();
     return grown;
 }
@@ -471,29 +470,30 @@ bool account_may_burst(int device)
 uint64_t account_bound(int device)
 {
     if (!account_may_burst(device)) return account_limit(device);
-    int saved = errno;
     fork_lock();
-    uint64_t bound = account_is_attached() ? bound_now((uint32_t)device) : limits.memory_bytes[device];
+    uint64_t bound = bound_now((uint32_t)device);
     fork_unlock();
-    errno = saved;
     return bound;
 }
 
 void account_say_refused(int device, uint64_t bytes)
 {
-    uint64_t limit = account_limit(device);
-    uint64_t bound = account_bound(device);
+    if (!account_may_burst(device)) return;
     uint64_t now_ns = platform_now_ns();
-    uint64_t after_ns = READ(refused_after_ns);
-    if (bound >= limit || now_ns < after_ns ||
-        !__atomic_compare_exchange_n(&refused_after_ns, &after_ns, now_ns + REFUSED_PERIOD_NS, false, __ATOMIC_RELAXED,
-                                     __ATOMIC_RELAXED))
-        return;
-    platform_say(PLATFORM_ERROR,
-                 "device %s: %llu bytes refused, %llu MiB in use; request %llu MiB, present bound %llu MiB, limit %llu MiB",
-                 limits.uuid[device], (unsigned long long)bytes, (unsigned long long)(account_used(device) / MIB),
-                 (unsigned long long)(limits.memory_bytes[device] / MIB), (unsigned long long)(bound / MIB),
-                 (unsigned long long)(limit / MIB));
+    fork_lock();
+    uint64_t requested = limits.memory_bytes[device];
+    uint64_t bound = bound_now((uint32_t)device);
+    uint64_t limit = limits.memory_limit_bytes[device];
+    bool is_due = bound < limit && now_ns >= refused_after_ns;
+    if (is_due) refused_after_ns = now_ns + REFUSED_PERIOD_NS;
+    fork_unlock();
+    if (is_due)
+        platform_say(PLATFORM_ERROR,
+                     "device %s: %llu bytes refused, %llu MiB in use; "
+                     "request %llu MiB, present bound %llu MiB, limit %llu MiB",
+                     account_uuid(device), (unsigned long long)bytes, (unsigned long long)(account_used(device) / MIB),
+                     (unsigned long long)(requested / MIB), (unsigned long long)(bound / MIB),
+                     (unsigned long long)(limit / MIB));
 }
 
 bool account_is_refused(void)

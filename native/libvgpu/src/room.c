@@ -24,15 +24,18 @@ static const struct room_page *open_page(struct platform_file *file)
     return NULL;
 }
 
-/* A fork in the middle leaves the child a page that is mapped: it is put in place before the old one is unmapped. */
+/* A fork in the middle leaves the child a page that is mapped, of the file that `mapped` names or of none that it finds. */
 void room_look(void)
 {
     struct platform_file named;
     const struct room_page *before = __atomic_load_n(&page, __ATOMIC_RELAXED);
     bool found = platform_find(LIMITS_ROOM_PATH, &named);
     if (found && before != NULL && named.device == mapped.device && named.inode == mapped.inode) return;
-    const struct room_page *fresh = found ? open_page(&mapped) : NULL;
-    __atomic_store_n(&page, fresh, __ATOMIC_SEQ_CST);
+    struct platform_file file = {0};
+    const struct room_page *fresh = found ? open_page(&file) : NULL;
+    __atomic_store_n(&page, fresh, __ATOMIC_RELEASE);
+    mapped.device = file.device;
+    __atomic_store_n(&mapped.inode, file.inode, __ATOMIC_RELEASE);
     if (before != NULL) platform_unmap(before, sizeof *before);
 }
 
