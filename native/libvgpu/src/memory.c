@@ -187,12 +187,13 @@ struct memory_view memory_view(int device, uint64_t real_total, uint64_t real_fr
 {
     account_reclaim();
     uint64_t limit = account_limit(device);
-    uint64_t bound = account_bound(device);
+    bool may_burst = account_may_burst(device);
+    uint64_t bound = may_burst ? account_bound(device) : limit;
     uint64_t used = account_used(device);
     uint64_t total = limit <= real_total || pointer_may_exceed(device) ? limit : real_total;
     if (bound > total) bound = total;
     uint64_t free = used < bound ? bound - used : 0;
-    if (account_may_burst(device) && free > real_free) free = real_free;
+    if (may_burst && free > real_free) free = real_free;
     return (struct memory_view){.total = total, .free = free, .used = used < total ? used : total};
 }
 

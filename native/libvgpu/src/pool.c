@@ -254,6 +254,15 @@ static bool pool_charge(uint32_t number, uint64_t bytes)
     return fits;
 }
 
+/* As hook_charge_again. */
+static __attribute__((noinline)) bool charge_again(uint32_t number, uint64_t bytes)
+{
+    int device = pools[number].device;
+    bool fits = (hook_settle(device) && pool_charge(number, bytes)) || (hook_trim(device) && pool_charge(number, bytes));
+    if (!fits) account_say_refused(device, bytes);
+    return fits;
+}
+
 /* Of a pool that was not seen being made, such as the default one of the host; drivers before CUDA 13 do not say, and have no
    such pools. */
 static bool pool_is_on_host(CUmemoryPool handle)
@@ -331,12 +340,8 @@ static CUresult allocate(const struct request *request)
     uint32_t number = request->pool ? number_of(request->pool, &here) : current_number(&here);
     if (UNLIKELY(number == POOLS || pools[number].device < 0)) return ask_driver(request);
     int device = pools[number].device;
-    if (UNLIKELY(!pool_charge(number, request->bytes)) &&
-        !(hook_settle(device) && pool_charge(number, request->bytes)) &&
-        !(hook_trim(device) && pool_charge(number, request->bytes))) {
-        account_say_refused(device, request->bytes);
+    if (UNLIKELY(!pool_charge(number, request->bytes)) && !charge_again(number, request->bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     CUresult result = ask_driver(request);
     if (UNLIKELY(result != CUDA_SUCCESS)) {
         pool_land(number, (struct landing){1, request->bytes}, false, NULL);
