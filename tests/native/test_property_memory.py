@@ -129,7 +129,7 @@ def storms_on(
         node.nvml.set_key(index, "context_bytes", str(hardware.context_bytes))
         node.nvml.set_key(index, "pool_granularity", str(hardware.pool_granularity))
     indexes = list(range(len(node.uuids)))
-    storms = []
+    storms: list[Storm] = []
     for count, workers in ((len(indexes), 4), (3, 3), (1, 3)):
         memory_mib = randomness.choice((200, 700, 3000))
         is_granted = len(storms) == 1

@@ -21,10 +21,10 @@
 #define CHUNK_MAX (64 * MIB)
 #define CHUNK_STEP UINT64_C(65536)
 #define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
-#define SLOT_PERIOD_NS UINT64_C(1000000000)   /* between two searches for a slot, because they read /proc */
-#define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
-#define QUERY_PERIOD_NS UINT64_C(100000000)   /* between two searches for dead processes because of queries */
-#define QUERY_PART 20u                        /* such searches take at most this part of the time */
+#define SLOT_PERIOD_NS UINT64_C(1000000000)     /* between two searches for a slot, because they read /proc */
+#define RECLAIM_PERIOD_NS UINT64_C(200000000)   /* of all processes together; each looks once a WATCH_PERIOD_NS */
+#define QUERY_PERIOD_NS UINT64_C(100000000)     /* between two searches for dead processes because of queries */
+#define QUERY_PART 20u                          /* such searches take at most this part of the time */
 #define REFUSED_PERIOD_NS UINT64_C(10000000000) /* between two lines about refusals */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
@@ -334,9 +334,9 @@ static bool request(int device, uint64_t bytes, bool anyway, struct refusal *ref
     if (counts && slot == REGION_NO_SLOT) {
         granted = unlimited;
     } else if (counts) {
-        enum lease_answer answer = anyway ? lease_request(refusal->region, (uint32_t)device, slot, bytes,
-                                                          LIMITS_UNLIMITED, 0, &refusal->seen)
-                                          : request_within((uint32_t)device, bytes, refusal);
+        enum lease_answer answer =
+            anyway ? lease_request(refusal->region, (uint32_t)device, slot, bytes, LIMITS_UNLIMITED, 0, &refusal->seen)
+                   : request_within((uint32_t)device, bytes, refusal);
         granted = answer == LEASE_GRANTED;
         refusal->final = answer == LEASE_IMPOSSIBLE;
         if (!granted && unlimited) {

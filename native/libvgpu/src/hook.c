@@ -56,8 +56,8 @@ bool hook_trim(int device)
 
 bool hook_charge_again(int device, uint64_t bytes)
 {
-    bool fits = (hook_settle(device) && account_charge(device, bytes)) ||
-                (hook_trim(device) && account_charge(device, bytes));
+    bool fits =
+        (hook_settle(device) && account_charge(device, bytes)) || (hook_trim(device) && account_charge(device, bytes));
     if (!fits) account_say_refused(device, bytes);
     return fits;
 }

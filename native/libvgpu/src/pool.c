@@ -258,7 +258,8 @@ static bool pool_charge(uint32_t number, uint64_t bytes)
 static __attribute__((noinline)) bool charge_again(uint32_t number, uint64_t bytes)
 {
     int device = pools[number].device;
-    bool fits = (hook_settle(device) && pool_charge(number, bytes)) || (hook_trim(device) && pool_charge(number, bytes));
+    bool fits =
+        (hook_settle(device) && pool_charge(number, bytes)) || (hook_trim(device) && pool_charge(number, bytes));
     if (!fits) account_say_refused(device, bytes);
     return fits;
 }
