@@ -305,7 +305,7 @@ struct refusal {
     bool final;
 };
 
-/* A grant counts with the bound at its end: of a process that was stopped in between, the slot gets nothing by an old one. */
+/* The bound at the end of a raise decides, so a process that was stopped in between gets nothing by an older one. */
 static enum lease_answer request_within(uint32_t device, uint64_t bytes, struct refusal *refusal)
 {
     for (;;) {
