@@ -221,8 +221,8 @@ static uint64_t bound_now(uint32_t device)
     return granted < least ? least : granted > most ? most : granted;
 }
 
-/* Slack beyond a bound that fell is revoked from all processes, so that each further charge is compared with the new
-   one. true: some bound is another one. */
+/* Where a bound fell below the leases, the slack of all processes is revoked, so that each further charge is compared with
+   the new one. true: some bound is another one. */
 static bool follow_bounds(void)
 {
     bool changed = false;
@@ -232,7 +232,8 @@ static bool follow_bounds(void)
         uint64_t bound = bound_now(i);
         WRITE(bound_bytes[i], bound);
         changed |= bound != before;
-        uint32_t slots = bound < before && slot != REGION_NO_SLOT ? lease_slots(READ(region)) : 0;
+        if (bound >= before || slot == REGION_NO_SLOT || lease_total(READ(region), i) <= bound) continue;
+        uint32_t slots = lease_slots(READ(region));
         for (uint32_t other = 0; other < slots; other++)
             lease_revoke(READ(region), i, other);
     }

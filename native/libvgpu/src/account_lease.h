@@ -60,6 +60,12 @@ static inline uint32_t lease_slots(const struct region *region)
     return seen <= region->slot_count ? seen : region->slot_count;
 }
 
+/* At least the leases of all slots together. */
+static inline uint64_t lease_total(const struct region *region, uint32_t device)
+{
+    return atomic_load8(&region->devices[device].total.low);
+}
+
 enum lease_answer {
     LEASE_GRANTED,
     LEASE_REFUSED,    /* with everything counted that anybody, dead or alive, has; see lease_still_refused */
