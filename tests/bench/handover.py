@@ -37,7 +37,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hami_nodeagent.shell import priority
+from hami_nodeagent.shell import page, priority
 from hami_nodeagent.shell.doorbell import SOCKET_NAME
 from tests.fakes.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from tests.support.drive import Drive
@@ -112,12 +112,12 @@ class Page:
     @property
     def level(self) -> int:
         """The highest active level."""
-        return self._map[priority.HEADER_BYTES + priority.HIGHEST_AT]
+        return self._map[page.HEADER_BYTES + priority.HIGHEST_AT]
 
     @property
     def written_ns(self) -> int:
         """Time at which the agent wrote it, as the lease shows."""
-        at = priority.HEADER_BYTES + priority.LEASE_AT
+        at = page.HEADER_BYTES + page.LEASE_AT
         return int(_LONG.unpack_from(self._map, at)[0]) - self._lease_ns
 
 

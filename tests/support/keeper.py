@@ -19,7 +19,8 @@ from hami_common.model.placement import Share
 from hami_common.runtime.footprint import settle
 from hami_nodeagent.settings import PrioritySettings
 from hami_nodeagent.shell.doorbell import DIRECTORY_NAME
-from hami_nodeagent.shell.priority import FILE_NAME, HEADER_BYTES, PriorityKeeper, ensure_page
+from hami_nodeagent.shell.page import HEADER_BYTES
+from hami_nodeagent.shell.priority import FILE_NAME, PriorityKeeper, ensure_page
 from hami_nodeagent.shell.regions import region_path
 from hami_nodeagent.shell.site import Site
 from tests.fakes.gpucontainers import GpuContainer

@@ -56,6 +56,7 @@ from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.amounts import Advertiser
 from hami_nodeagent.shell.answers import Answers
 from hami_nodeagent.shell.breaches import BreachTeller
+from hami_nodeagent.shell.bursts import BurstKeeper
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
@@ -245,6 +246,12 @@ class _Parts:
             look=lambda: self.usage.metrics.look,
             events=self.events,
         )
+        self.bursts = BurstKeeper(
+            site=self.site,
+            bells=self.limiter.priorities.bells,
+            report=self._report_devices,
+            events=self.events,
+        )
         self.kube_ready = anyio.Event()
         self.bus_ready = anyio.Event()
 
@@ -263,6 +270,10 @@ class _Parts:
         for source in self.sources:
             if source.vendor == nvidia.NAME:
                 source.look_again()
+
+    def _report_devices(self) -> None:
+        for source in self.sources:
+            source.note_change()
 
     async def tidy(self) -> None:
         """Remove files of pods and claims without grants."""
@@ -412,6 +423,7 @@ async def _become_ready(
     )
     group.start_soon(keep, "usage events", usage_events.run)
     group.start_soon(keep, "overcommit", parts.overcommit.run)
+    group.start_soon(keep, "bursts", parts.bursts.run)
     if parts.limiter.is_wanted:
         group.start_soon(keep, "priorities", parts.limiter.priorities.run)
         for watch in parts.recall:

@@ -122,6 +122,15 @@ def test_whole_devices_are_not_compared() -> None:
         assert outcome == Outcome()
 
 
+def test_use_is_compared_with_the_memory_limit_above_the_request() -> None:
+    watch, share = Watch(), [holder(memory_limit_mib=300)]
+    for _ in range(4):
+        assert watch.look(share, process(used_mib=315)) == Outcome()
+    watch.look(share, process(used_mib=316))
+    (found,) = watch.look(share, process(used_mib=316)).tell
+    assert "uses 316 MiB of 300 MiB" in found.text
+
+
 def test_lowered_share_is_no_breach_until_use_grows() -> None:
     watch = Watch()
     watch.look([holder(limit_mib=100)], process(used_mib=95))

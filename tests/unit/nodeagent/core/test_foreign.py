@@ -35,6 +35,12 @@ def test_process_whose_container_is_not_known_yet_is_not_foreign() -> None:
     assert foreign_mib([], [process(container="", used_mib=300)], BREACH) == 300
 
 
+def test_use_up_to_the_memory_limit_above_the_request_is_not_foreign() -> None:
+    share = holder(memory_limit_mib=300)
+    assert foreign_mib([share], [process(used_mib=310)], BREACH) == 0
+    assert foreign_mib([share], [process(used_mib=312)], BREACH) == 2
+
+
 def test_holder_of_the_whole_device_has_no_limit() -> None:
     assert foreign_mib([holder(is_whole=True)], [process(used_mib=900)], BREACH) == 0
 

@@ -86,8 +86,10 @@ def test_use_of_all_processes_is_added_up_by_device() -> None:
     found = parse(data)
     assert isinstance(found, Region)
     assert found.devices == {
-        "GPU-a": DeviceUse(used_bytes=GIB + 1, context_bytes=5, module_bytes=6),
-        "GPU-b": DeviceUse(used_bytes=30, context_bytes=1, over_since_ns=99),
+        "GPU-a": DeviceUse(
+            used_bytes=GIB + 1, leased_bytes=GIB + 7, context_bytes=5, module_bytes=6
+        ),
+        "GPU-b": DeviceUse(used_bytes=30, leased_bytes=36, context_bytes=1, over_since_ns=99),
     }
     assert [(one.owner.pid, one.launches) for one in found.processes] == [(7, 0), (8, 4)]
     assert found.last_launch_ns == 9
@@ -104,7 +106,7 @@ def test_slots_of_dead_processes_use_nothing_and_keep_their_counters() -> None:
     gone = Owner(pid=7, namespace=1, start_ticks=1)
     found = parse(data, lambda owners: owners & {gone} if isinstance(owners, frozenset) else ())
     assert isinstance(found, Region)
-    assert found.devices == {"GPU-0": DeviceUse(used_bytes=20)}
+    assert found.devices == {"GPU-0": DeviceUse(used_bytes=20, leased_bytes=23)}
     assert [one.owner.pid for one in found.processes] == [8]
     assert [(one.owner, one.launches) for one in found.ended] == [(gone, 3)]
     assert found.last_launch_ns == 9

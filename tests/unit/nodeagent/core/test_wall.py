@@ -18,10 +18,22 @@ IDS = {"containerd://aa": "main"}
 
 
 def walls(
-    memory_mib: int, *, capped: bool = True, exclusive: bool = False, origin: str = "", **pod: Any
+    memory_mib: int,
+    *,
+    limit_mib: int = 0,
+    capped: bool = True,
+    exclusive: bool = False,
+    origin: str = "",
+    **pod: Any,
 ) -> list[tuple[str, str, int | None]]:
     given = Given("train", **{"container_by_id": IDS, **pod})
-    share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=memory_mib, exclusive=exclusive)
+    share = Share(
+        vendor="nvidia",
+        uuid="nvidia-0",
+        memory_mib=memory_mib,
+        memory_limit_mib=limit_mib,
+        exclusive=exclusive,
+    )
     containers = (replace(given.record.containers[0], shares=(share,)),)
     record = replace(given.record, containers=containers, origin=origin)
     entries = {given.uid: replace(given.entry, record=record)}
@@ -36,6 +48,11 @@ def walls(
 def test_limit_is_the_share_with_the_margin_of_breach_detection() -> None:
     assert walls(3000) == [("aa", "nvidia-0", 3512)]
     assert walls(20_000) == [("aa", "nvidia-0", 21_000)]
+
+
+def test_memory_limit_above_the_request_is_within_the_wall() -> None:
+    assert walls(3000, limit_mib=20_000) == [("aa", "nvidia-0", 21_000)]
+    assert walls(3000, limit_mib=39_000) == [("aa", "nvidia-0", None)]
 
 
 def test_limit_as_large_as_the_device_is_none() -> None:

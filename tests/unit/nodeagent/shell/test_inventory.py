@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hami_common.bus import subjects
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
-from hami_common.model.device import DeviceFacts, Link, Profile
+from hami_common.model.device import Burst, DeviceFacts, Link, Profile
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.board import ModeNotice, ModeReported, PartitionsRead
 from hami_nodeagent.core.hardware import Instance
@@ -216,6 +216,18 @@ async def test_foreign_use_is_reported_and_survives_a_restart_of_the_agent(
         await until(lambda: len(bench.reports()) == 2)
     amounts = [[one.foreign_mib for one in report.devices] for report in bench.reports()]
     assert amounts == [[512, 0], [0, 256]]
+
+
+async def test_bursts_are_reported_when_the_keeper_asks_for_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    used = (Burst(pod_uid="uid-a", memory_mib=256),)
+    async with running(bench):
+        await until(lambda: len(bench.reports()) == 1)
+        assert bench.site.picture.set_bursts({"nvidia-1": used})
+        bench.source.note_change()
+        await until(lambda: len(bench.reports()) == 2, within_s=0.5)
+        assert not bench.site.picture.set_bursts({"nvidia-1": used})
+    assert [one.bursts for one in bench.reports()[-1].devices] == [(), used]
 
 
 async def test_card_with_a_pending_mode_switch_is_cordoned_and_then_reported_again(

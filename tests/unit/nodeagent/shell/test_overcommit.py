@@ -219,7 +219,7 @@ async def test_usage_that_a_tenant_writes_counts_at_most_as_its_limit(desk: Desk
 
 async def test_begin_and_end_of_pressure_are_events_on_node_and_pods(desk: Desk) -> None:
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.watch.report)
+        group.start_soon(desk.watch.events.run)
         await desk.run(BEGINS_S + 5, 700)
         begins = ("DeviceMemorySpilled", "Warning")
         assert desk.api.of("Node") == [begins]
@@ -236,7 +236,7 @@ async def test_begin_and_end_of_pressure_are_events_on_node_and_pods(desk: Desk)
 async def test_host_memory_that_is_short_is_an_event_on_the_node(desk: Desk) -> None:
     desk.host(available_mib=100)
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.watch.report)
+        group.start_soon(desk.watch.events.run)
         await desk.run(BEGINS_S + 5, 500)
         assert desk.api.of("Node") == [("HostMemoryShort", "Warning")]
         assert desk.api.of("Pod") == []
@@ -257,7 +257,7 @@ async def test_host_without_figures_has_no_headroom(desk: Desk, text: str | None
 async def test_thrashing_device_is_given_to_one_container_after_the_other(desk: Desk) -> None:
     held: set[int] = set()
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.watch.report)
+        group.start_soon(desk.watch.events.run)
         for _ in range(40):
             await desk.run(1.0, 700, TRAFFIC_MIB_S if not held else 100.0)
             shut = [number for number, key in enumerate(desk.keys) if not desk.gates.is_open(key)]
@@ -287,7 +287,7 @@ async def test_slow_api_server_does_not_delay_leases(desk: Desk) -> None:
 
     desk.api.create = hang  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.watch.report)
+        group.start_soon(desk.watch.events.run)
         await desk.run(12, 700, TRAFFIC_MIB_S)
         assert hanging.is_set()
         assert desk.metrics()["hami_overcommit_held_containers"] == 1
@@ -307,7 +307,7 @@ async def test_containers_are_not_held_back(tmp_path: Path, case: str) -> None:
     if case == "off":
         desk.site.use(replace(desk.site.settings, thrash=ThrashRules(after_s=2.0)))
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.watch.report)
+        group.start_soon(desk.watch.events.run)
         await desk.run(12, 700, None if case == "unknown traffic" else TRAFFIC_MIB_S)
         assert all(map(desk.gates.is_open, desk.keys))
         reasons = {reason for reason, _ in desk.api.of("Node")}

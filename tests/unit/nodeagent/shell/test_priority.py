@@ -19,6 +19,7 @@ from hami_nodeagent.core.priorities import NO_LEVEL, Standing
 from hami_nodeagent.core.region import Work
 from hami_nodeagent.settings import PrioritySettings
 from hami_nodeagent.shell import doorbell, priority
+from hami_nodeagent.shell import page as pages
 from hami_nodeagent.shell.priority import PriorityKeeper, PriorityPage
 from hami_nodeagent.shell.regions import region_path
 from tests.support.regions import Built, Process, Used
@@ -87,12 +88,12 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     first, second, third, bell = printed.splitlines()
     assert first.split() == [
-        *map(str, (priority.MAGIC, priority.LAYOUT, priority.DEVICES_MAX, priority.UUID_BYTES)),
-        *map(str, (NO_LEVEL, priority.DEVICE_BYTES, priority.HEADER_BYTES, priority.SEQUENCE_AT)),
-        *map(str, (priority.HIGHEST_AT, priority.LEASE_AT, priority.TENANTS_AT)),
+        *map(str, (priority.MAGIC, pages.LAYOUT, pages.DEVICES_MAX, pages.UUID_BYTES)),
+        *map(str, (NO_LEVEL, pages.DEVICE_BYTES, pages.HEADER_BYTES, pages.SEQUENCE_AT)),
+        *map(str, (priority.HIGHEST_AT, pages.LEASE_AT, priority.TENANTS_AT)),
         f"{priority.CONTAINER_DIRECTORY}/{priority.FILE_NAME}",
     ]
-    assert second.split() == [str(priority.SIZE), "8", "16"]
+    assert second.split() == [str(pages.SIZE), "8", "16"]
     present = (priority.HIGHEST_PRESENT_AT, priority.LOWEST_PRESENT_AT)
     assert third.split() == [*map(str, present), str(priority.MIN_SHARE_AT)]
     names = (priority.CONTAINER_DIRECTORY, doorbell.DIRECTORY_NAME, doorbell.SOCKET_NAME)
@@ -136,13 +137,13 @@ def test_page_is_kept_over_restarts_and_replaced_when_invalid(tmp_path: Path) ->
     assert path.stat().st_mode & 0o777 == 0o644
     path.write_bytes(b"something else")
     PriorityPage(path).close()
-    assert path.stat().st_size == priority.SIZE
+    assert path.stat().st_size == pages.SIZE
     assert path.stat().st_ino != inode
 
 
 def test_devices_beyond_the_capacity_of_the_page_are_left_out(tmp_path: Path) -> None:
     page = PriorityPage(tmp_path / "page-1")
-    standings = {f"GPU-{n}": Standing() for n in range(priority.DEVICES_MAX + 2)}
+    standings = {f"GPU-{n}": Standing() for n in range(pages.DEVICES_MAX + 2)}
     page.write({**standings, "x" * 64: Standing(), "": Standing()}, lease_until_ns=1)
     assert page.is_current()
     page.close()
@@ -173,10 +174,10 @@ async def test_launches_of_a_pod_reach_the_page(tmp_path: Path) -> None:
     launches = 0
 
     def is_told() -> bool:
-        if not page.exists() or page.stat().st_size < priority.SIZE:
+        if not page.exists() or page.stat().st_size < pages.SIZE:
             return False
         data = page.read_bytes()
-        at = priority.HEADER_BYTES
+        at = pages.HEADER_BYTES
         assert data[at : at + 9] in (b"nvidia-0\0", bytes(9))
         level = data[at + priority.HIGHEST_AT]
         return (level, data[at + priority.TENANTS_AT]) == (4, 1)
@@ -208,7 +209,7 @@ async def test_doorbells_are_answered_after_a_run_that_was_broken_off(tmp_path: 
     keeper = PriorityKeeper(site)
     bell = tmp_path / "page" / doorbell.DIRECTORY_NAME / f"{pod.uid}_main" / doorbell.SOCKET_NAME
     page = tmp_path / "page" / "page-1"
-    at = priority.HEADER_BYTES + priority.TENANTS_AT
+    at = pages.HEADER_BYTES + priority.TENANTS_AT
     for launches in (6, 7):
         built = Built(processes=(Process(1, (Used(1),), launches=launches),))
         async with background() as group:

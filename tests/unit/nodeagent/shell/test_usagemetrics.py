@@ -94,6 +94,16 @@ def test_older_names_show_the_same_figures() -> None:
     assert (labels["context"], labels["module"], labels["data"]) == ("3", "2", "5")
 
 
+def test_bound_is_shown_of_shares_with_a_limit_above_their_request() -> None:
+    metrics = UsageMetrics("node-a", sets=["hami"])
+    metrics.look = Look(rows=[Row(holder=holder()), Row(holder=holder("b"), bound_mib=300)])
+    families = {family.name: family for family in metrics.collect()}
+    (bound,) = families["hami_vgpu_memory_bound_bytes"].samples
+    assert (bound.labels["pod"], bound.value) == ("b", 300 << 20)
+    limits = families["hami_vgpu_memory_limit_bytes"].samples
+    assert [one.value for one in limits] == [100 << 20, 100 << 20], "the request"
+
+
 def test_share_by_a_claim_names_the_claim_and_its_request() -> None:
     metrics = UsageMetrics("node-a", sets=["hami"])
     by_claim = replace(

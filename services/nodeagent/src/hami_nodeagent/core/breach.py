@@ -16,8 +16,9 @@ counts after ``looks`` samples in a row. Each breach ends with the first sample 
 it; if it returns within the window, it is the same breach. ``pause_s`` randomizes the sample
 interval, so that no periodic use falls between the samples. A share that was lowered below its
 current use is no breach while the use does not grow: the library refuses further allocations but
-cannot reclaim memory in use. Whole devices are not compared. Memory in MiB, compute in percent of
-one device, times in seconds of the caller's clock.
+cannot reclaim memory in use. For the same reason a container with a memory limit above its request
+is compared with that limit, not with its present bound. Whole devices are not compared. Memory in
+MiB, compute in percent of one device, times in seconds of the caller's clock.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -106,7 +107,7 @@ class Breach(Struct, frozen=True, kw_only=True):
         if self.holder is None:
             return f"uses device {self.uuid} without an allocation: process {names}"
         if self.kind == "memory":
-            what = f"{self.used_mib} MiB of {self.holder.limit_mib} MiB"
+            what = f"{self.used_mib} MiB of {self.holder.most_mib} MiB"
         else:
             what = f"{self.core_pct} % of {self.holder.core_pct} % compute"
         return f"container {self.container} uses {what} on device {self.uuid}: process {names}"
@@ -213,11 +214,10 @@ class BreachBook:
     def _memory(self, holder: Holder, processes: tuple[Process, ...]) -> list[Breach]:
         key = _share_key(holder)
         used_mib = sum(one.used_mib for one in processes)
-        allowed_mib = max(
-            holder.limit_mib, min(self._allowed_mib.get(key, holder.limit_mib), used_mib)
-        )
+        most_mib = holder.most_mib
+        allowed_mib = max(most_mib, min(self._allowed_mib.get(key, most_mib), used_mib))
         self._allowed_mib[key] = allowed_mib
-        if used_mib <= allowed_mib + self._rules.margin_mib(holder.limit_mib):
+        if used_mib <= allowed_mib + self._rules.margin_mib(most_mib):
             return []
         return [_breach("memory", holder, processes)]
 

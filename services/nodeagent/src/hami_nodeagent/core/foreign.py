@@ -2,10 +2,11 @@
 """Measures the memory of each device that is in use without an allocation (ADR 44).
 
 Foreign use is the memory of processes that belong to no holder of the device, and what the
-processes of a container use beyond its share and the margin of breaches. The driver attributes
-memory to processes, so memory that it keeps for itself does not count. Small amounts are no foreign
-use: see ``ForeignRules``. The amount that is reported changes in steps, and only when all recent
-samples agree, because each change is a new report of the node. Memory in MiB.
+processes of a container use beyond its share, or its memory limit above it, and the margin of
+breaches. The driver attributes memory to processes, so memory that it keeps for itself does not
+count. Small amounts are no foreign use: see ``ForeignRules``. The amount that is reported changes
+in steps, and only when all recent samples agree, because each change is a new report of the node.
+Memory in MiB.
 """
 
 from collections import deque
@@ -46,7 +47,8 @@ def foreign_mib(
             total += process.used_mib
     for holder, used_mib in own_by_share.items():
         if not holder.is_whole:
-            total += max(0, used_mib - holder.limit_mib - breach.margin_mib(holder.limit_mib))
+            most_mib = holder.most_mib
+            total += max(0, used_mib - most_mib - breach.margin_mib(most_mib))
     return total
 
 

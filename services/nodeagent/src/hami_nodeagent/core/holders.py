@@ -47,6 +47,9 @@ class Holder(Struct, frozen=True, kw_only=True):
     place: int = 0
     """Position among the container's shares, over all vendors."""
     limit_mib: int
+    """Booked memory."""
+    memory_limit_mib: int = 0
+    """Most memory that may be granted beyond it (``core.bursts``); 0: nothing beyond it."""
     core_pct: int = 0
     is_whole: bool = False
     needs_grant: bool = False
@@ -70,6 +73,11 @@ class Holder(Struct, frozen=True, kw_only=True):
     def owner(self) -> tuple[str, str]:
         """Owner of the share in the ledger, in grants and in the names of files."""
         return self.claimed or (self.pod_uid, self.container)
+
+    @property
+    def most_mib(self) -> int:
+        """Return the most memory that the container may be granted."""
+        return max(self.limit_mib, self.memory_limit_mib)
 
     @property
     def has_region(self) -> bool:
@@ -260,6 +268,7 @@ def holders_of(
                     number=number,
                     place=place,
                     limit_mib=share.memory_mib,
+                    memory_limit_mib=0 if is_of_hami(entry.record) else share.memory_limit_mib,
                     core_pct=0 if is_of_hami(entry.record) or share.mode else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
                     needs_grant=needs_grant(share),

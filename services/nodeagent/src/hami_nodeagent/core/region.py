@@ -132,6 +132,8 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     """Usage of one device, summed over the records of all living processes."""
 
     used_bytes: int = 0
+    leased_bytes: int = 0
+    """Memory that processes may use without a further check of the limit, with all of the used."""
     context_bytes: int = 0
     module_bytes: int = 0
     over_since_ns: int = 0
@@ -293,12 +295,13 @@ def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceU
         over_since_ns, starved_ns, name = _DEVICE.unpack_from(
             data, layout.devices_at + device * _DEVICE.size
         )
-        used = context = module = 0
+        used = leases = context = module = 0
         for slot in owned:
             line = device * layout.slot_count + slot
             share = _SHARE.unpack_from(data, layout.shares_at + line * _SHARE.size)
             slack, leased = share[0] & _LOW_48, share[1] & _LOW_48
             used += max(leased - slack, 0)
+            leases += leased
             context += share[2]
             module += share[3]
         uuid = name.partition(b"\0")[0].decode("ascii", errors="replace")
@@ -306,6 +309,7 @@ def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceU
             uuid,
             DeviceUse(
                 used_bytes=used,
+                leased_bytes=leases,
                 context_bytes=context,
                 module_bytes=module,
                 over_since_ns=over_since_ns,

@@ -79,6 +79,8 @@ class Row(Struct, frozen=True, kw_only=True):
     """Usage of the container's processes as the driver reports it."""
     core_pct: int = 0
     """The driver's last sample of the container's part of the device."""
+    bound_mib: int | None = None
+    """Memory granted now, of a share with a limit above its request."""
     is_over: bool = False
     """Usage has exceeded the limit since the limit was lowered."""
     starved_ns: int = 0

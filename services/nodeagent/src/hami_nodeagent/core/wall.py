@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides the memory limit that the driver itself enforces per container and device (ADR 27).
 
-The limit is the outer wall around the in-container library: the share and the margin that breach
-detection allows, for what the driver takes by itself. It counts contexts, code and heaps, and it
-also holds processes that the library does not reach. It applies to shares of devices with
-``Device.memory_cap``, except whole devices and pods that HAMi placed. Memory in MiB.
+The limit is the outer wall around the in-container library: the share, or its memory limit above
+the request, and the margin that breach detection allows, for what the driver takes by itself. It
+counts contexts, code and heaps, and it also holds processes that the library does not reach. It
+applies to shares of devices with ``Device.memory_cap``, except whole devices and pods that HAMi
+placed. Memory in MiB.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,7 +44,7 @@ def walls_of(
             continue
         if is_of_hami(entries_by_uid[holder.owner[0]].record):
             continue
-        limit_mib = holder.limit_mib + rules.margin_mib(holder.limit_mib)
+        limit_mib = holder.most_mib + rules.margin_mib(holder.most_mib)
         found.extend(
             Wall(
                 holder=holder,

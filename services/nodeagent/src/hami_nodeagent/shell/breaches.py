@@ -155,7 +155,7 @@ class BreachTeller:
             pod_uid=breach.pod_uid,
             container=breach.container,
             allocation_id=holder.allocation_id if holder is not None else "",
-            limit_mib=holder.limit_mib if holder is not None else 0,
+            limit_mib=holder.most_mib if holder is not None else 0,
             used_mib=breach.used_mib,
             limit_core_pct=holder.core_pct if holder is not None else 0,
             core_pct=breach.core_pct,

@@ -111,7 +111,7 @@ class VendorDevices:
     def look_again(self) -> None:
         """Discover now, and let the reporter compare its facts with the last stored report."""
         self._wanted.set()
-        self._note_change()
+        self.note_change()
 
     @property
     def changed(self) -> anyio.Event:
@@ -227,7 +227,7 @@ class VendorDevices:
             )
         )
         if before != (self.devices, self.links, self.driver_version, self.problem):
-            self._note_change()
+            self.note_change()
 
     def _take_failure(self, error: Exception) -> None:
         self._metrics.driver_up.labels(vendor=self.vendor).set(0)
@@ -235,7 +235,7 @@ class VendorDevices:
         if text != self.problem:
             _log.warning("driver missing", extra={"vendor": self.vendor, "problem": text})
             self.problem = text
-            self._note_change()
+            self.note_change()
         if self._was_up:
             self._handle((DriverGone(reason=text),))
             if isinstance(error, DriverMismatch) and error.is_loaded_here:
@@ -278,7 +278,7 @@ class VendorDevices:
         )
         if changes:
             self.changes.extend(change for change in changes if change.part is None)
-            self._note_change()
+            self.note_change()
 
     def _handle_one(self, stimulus: Stimulus, changes: list[HealthChanged], now_s: float) -> None:
         for change in self._book.handle(self._located(stimulus), now_s):
@@ -310,7 +310,8 @@ class VendorDevices:
             len(own)
         )
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
+        """Let the reporter compare its facts with the last stored report now."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -433,7 +434,11 @@ class Reporter:
             seq=0,
             time_s=0.0,
             devices=tuple(
-                replace(board.withdraw(device), foreign_mib=self._picture.foreign_mib(device.uuid))
+                replace(
+                    board.withdraw(device),
+                    foreign_mib=self._picture.foreign_mib(device.uuid),
+                    bursts=self._picture.bursts(device.uuid),
+                )
                 for device in facts
             ),
             links=self._source.links,

@@ -11,7 +11,6 @@ seconds of CLOCK_MONOTONIC.
 
 import logging
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from hami_nodeagent.core.region import Region
 from hami_nodeagent.core.thrash import DeviceUse, Facts, SetGate, Tenant, Thrash
 from hami_nodeagent.core.usage import Row
 from hami_nodeagent.shell.doorbell import Doorbells
+from hami_nodeagent.shell.eventqueue import EventQueue
 from hami_nodeagent.shell.gates import Gates
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.regions import read_region, region_of
@@ -46,7 +46,6 @@ from hami_nodeagent.shell.usagemetrics import Look
 
 LOOK_S = 1.0
 QUANTA_S = 0.25
-_EVENTS_MOST = 1024
 _NS_PER_S = 1e9
 _KIB_PER_MIB = 1024
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", re.MULTILINE)
@@ -77,7 +76,6 @@ class OvercommitWatch:
         self._picture = site.picture
         self._gates = gates
         self._look = look
-        self._events = events
         self._proc = Path(site.settings.host_proc)
         self._living = Living(self._proc)
         self._book = PressureBook()
@@ -87,9 +85,7 @@ class OvercommitWatch:
         self._launches: dict[ContainerKey, tuple[int, float | None]] = {}
         """Launches of each container at the last look, and the time at which they had changed."""
         self._held: set[ContainerKey] = set()
-        self._due: deque[tuple[ObjectRef, str, Change]] = deque(maxlen=_EVENTS_MOST)
-        """Events to record; leases are renewed without waiting for the API server."""
-        self._has_due = anyio.Event()
+        self.events = EventQueue(events)
         bells.listeners.append(self._heard)
 
     async def run(self) -> None:
@@ -97,7 +93,7 @@ class OvercommitWatch:
         self._thrash = Thrash()
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self.report)
+                group.start_soon(self.events.run)
                 while True:
                     changed = self._picture.changed
                     if await self.look():
@@ -257,24 +253,13 @@ class OvercommitWatch:
             for one in holders
             if one.uuid == change.uuid != NODE
         }
-        self._due.extend((one, reason, change) for one in (*regarding, *pods.values()))
-        self._has_due.set()
-
-    async def report(self) -> None:
-        """Record Events until cancelled; those that the API server does not accept are lost."""
-        while True:
-            await self._has_due.wait()
-            self._has_due = anyio.Event()
-            while self._due:
-                regarding, reason, change = self._due.popleft()
-                recorder = self._events()
-                if recorder is not None:
-                    await recorder.record(
-                        regarding,
-                        reason=reason,
-                        message=change.text,
-                        kind="Warning" if change.is_begin else "Normal",
-                    )
+        for one in (*regarding, *pods.values()):
+            self.events.put(
+                one,
+                reason=reason,
+                message=change.text,
+                kind="Warning" if change.is_begin else "Normal",
+            )
 
     def _show(self, memory: Sequence[DeviceMemory], host: HostMemory | None) -> None:
         """Set the metrics; series of devices that are no longer overcommitted end."""

@@ -5,8 +5,8 @@ Owned by the event loop: changed and read between two awaits, never from a threa
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
 faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
 ``shell.check``), kubelet's run (``shell.kubelet``), the node's status (``shell.nodestatus``),
-unlimited pods (``shell.loaders``), foreign use (``shell.usage``). Decisions read it through
-``view``.
+unlimited pods (``shell.loaders``), foreign use (``shell.usage``), bursts (``shell.bursts``).
+Decisions read it through ``view``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from hami_common.events.allocation import StateRecord, is_by_claim
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device
+from hami_common.model.device import Burst, Device
 from hami_common.model.placement import ContainerShares
 from hami_common.skus.expansion import ACCELERATORS
 from hami_nodeagent.core.board import Board, DevicesChanged
@@ -78,6 +78,9 @@ class Picture:
         the record only; written by ``shell.prepare``."""
         self.partitions = Board()
         self._foreign_by_uuid: dict[str, int] | None = None
+        self._bursts_by_uuid: Mapping[str, tuple[Burst, ...]] | None = None
+        self.bounds_mib: Mapping[tuple[tuple[str, str], str], int] = {}
+        """Memory granted now, by owner and device, of shares with a limit above their request."""
         self.ledger_known = False
         """All records of this node that the ledger holds have arrived."""
         self.pods_known = False
@@ -139,6 +142,27 @@ class Picture:
             device = self.view.devices_by_uuid.get(uuid)
             return device.foreign_mib if device is not None else 0
         return self._foreign_by_uuid.get(uuid, 0)
+
+    def set_bursts(self, bursts_by_uuid: Mapping[str, tuple[Burst, ...]]) -> bool:
+        """Store what pods use above their requests; return whether it changed.
+
+        Only the next report depends on it, so no other task is woken.
+        """
+        is_new = self._bursts_by_uuid != bursts_by_uuid
+        self._bursts_by_uuid = bursts_by_uuid
+        return is_new
+
+    @property
+    def has_bursts(self) -> bool:
+        """Return whether the next report has bursts, or may have those of the last run."""
+        return self._bursts_by_uuid is None or bool(self._bursts_by_uuid)
+
+    def bursts(self, uuid: str) -> tuple[Burst, ...]:
+        """Return what pods use of the device above their requests; see ``foreign_mib``."""
+        if self._bursts_by_uuid is None:
+            device = self.view.devices_by_uuid.get(uuid)
+            return device.bursts if device is not None else ()
+        return self._bursts_by_uuid.get(uuid, ())
 
     def is_unreadable(self, listed: Collection[tuple[str, str]], resource: str) -> str:
         """Return why a call for ``resource`` may be for a pod that cannot be read; empty if not.

@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the page from which all containers of this node read the active priorities (design D31).
 
-The layout is that of ``native/libvgpu/src/priority.h`` (checked against it by a test). The page is
-one file, written in place because containers map it; its directory is mounted into them read-only.
-A device is written in this order: ``sequence`` odd, fields, ``sequence`` even, and on a change a
-futex wake of the processes that wait on ``sequence``. Values are valid until the lease ends, so
-containers stop waiting after the agent dies. Times in the page are nanoseconds of CLOCK_MONOTONIC,
-which all containers of a host share.
+The layout is that of ``native/libvgpu/src/priority.h`` (checked against it by a test), in the form
+of ``shell.page``. On a change of a device, the processes that wait on its ``sequence`` are woken
+(futex). Values are valid until the lease ends, so containers stop waiting after the agent dies.
+Times in the page are nanoseconds of CLOCK_MONOTONIC, which all containers of a host share.
 
 Containers ring when they begin to launch and when they are idle (``shell.doorbell``); the page is
 then written at once. Regions of containers that are not known to be idle are also polled, because
 a process may run an older library, hang or lose its socket.
 """
 
-import ctypes
 import logging
 import math
-import mmap
-import os
-import secrets
-import struct
-import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -44,23 +36,16 @@ from hami_nodeagent.core.region import Work, owners
 from hami_nodeagent.shell.doorbell import DIRECTORY_NAME, Doorbells
 from hami_nodeagent.shell.futex import wake_all
 from hami_nodeagent.shell.living import Living
+from hami_nodeagent.shell.page import LEASE_AT, SEQUENCE_AT, WORD, DevicePage, ensure
 from hami_nodeagent.shell.regions import read_activity, read_slots, region_of
 from hami_nodeagent.shell.site import Site
 
 MAGIC = 0x315052494D414856
-LAYOUT = 1
 FILE_NAME = "page-1"
 CONTAINER_DIRECTORY = "/run/hami-priority"
-DEVICES_MAX = 64
-DEVICE_BYTES = 128
-HEADER_BYTES = 64
-UUID_BYTES = 64
-SEQUENCE_AT, HIGHEST_AT, LEASE_AT, TENANTS_AT = 64, 68, 72, 80
+HIGHEST_AT, TENANTS_AT = 68, 80
 HIGHEST_PRESENT_AT, LOWEST_PRESENT_AT = 84, 88
 MIN_SHARE_AT = 20
-SIZE = HEADER_BYTES + DEVICES_MAX * DEVICE_BYTES
-_HEADER = struct.Struct("<QIII")
-_WORD, _LONG = 4, 8
 _NS_PER_S = 1e9
 _PPM_PER_PCT = 10_000
 _RENEWALS_PER_LEASE = 3
@@ -68,96 +53,45 @@ _RENEWALS_PER_LEASE = 3
 _log = logging.getLogger(__name__)
 
 
-class PriorityPage:
+class PriorityPage(DevicePage):
     """The page, mapped writable. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Map the page at ``path``; a valid page is kept, because containers have it mapped."""
+        """Map the page at ``path``, which is created if needed."""
         ensure_page(path)
-        self._path = path
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), SIZE)
-            self._inode = os.fstat(file.fileno()).st_ino
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes.cast("I")
-        self._longs = self._bytes.cast("Q")
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._order = threading.Lock()
-        self._number_by_uuid = self._read_numbers()
+        super().__init__(path, magic=MAGIC)
 
     def set_min_share(self, pct: float) -> None:
         """Set the part of a device's time that blocked containers get."""
-        self._words[MIN_SHARE_AT // _WORD] = round(pct * _PPM_PER_PCT)
+        self._words[MIN_SHARE_AT // WORD] = round(pct * _PPM_PER_PCT)
 
     def write(self, standings: Mapping[str, Standing], *, lease_until_ns: int) -> None:
         """Write the values of these devices; devices beyond the page's capacity are left out."""
         for uuid, standing in standings.items():
-            number = self._number_of(uuid)
-            if number is not None:
-                self._write_device(number, standing, lease_until_ns)
+            at = self._place_of(uuid)
+            if at is not None:
+                self._write_device(at, standing, lease_until_ns)
 
-    def is_current(self) -> bool:
-        """Return true if the path still names this page, so that new containers map it, too."""
-        try:
-            return self._path.stat().st_ino == self._inode
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Unmap the page; the written values stay valid until their lease ends."""
-        for view in (self._longs, self._words, self._bytes):
-            view.release()
-        # ctypes keeps its view of the mapping until it is collected; then the mapping is released.
-
-    def _write_device(self, number: int, standing: Standing, lease_until_ns: int) -> None:
-        at = HEADER_BYTES + number * DEVICE_BYTES
-        words, longs = self._words, self._longs
-        sequence = (words[(at + SEQUENCE_AT) // _WORD] | 1) & 0xFFFFFFFF
+    def _write_device(self, at: int, standing: Standing, lease_until_ns: int) -> None:
         changed = (
-            words[(at + HIGHEST_AT) // _WORD] != standing.highest_active
-            or words[(at + TENANTS_AT) // _WORD] != standing.active_tenants
+            self._words[(at + HIGHEST_AT) // WORD] != standing.highest_active
+            or self._words[(at + TENANTS_AT) // WORD] != standing.active_tenants
         )
-        words[(at + SEQUENCE_AT) // _WORD] = sequence
-        self._fence()
-        words[(at + HIGHEST_AT) // _WORD] = standing.highest_active
-        longs[(at + LEASE_AT) // _LONG] = lease_until_ns
-        words[(at + TENANTS_AT) // _WORD] = standing.active_tenants
-        words[(at + HIGHEST_PRESENT_AT) // _WORD] = standing.highest_present
-        words[(at + LOWEST_PRESENT_AT) // _WORD] = standing.lowest_present
-        self._fence()
-        words[(at + SEQUENCE_AT) // _WORD] = (sequence + 1) & 0xFFFFFFFF
+        self._put(
+            at,
+            words={
+                HIGHEST_AT: standing.highest_active,
+                TENANTS_AT: standing.active_tenants,
+                HIGHEST_PRESENT_AT: standing.highest_present,
+                LOWEST_PRESENT_AT: standing.lowest_present,
+            },
+            longs={LEASE_AT: lease_until_ns},
+        )
         if changed:
             wake_all(self._base + at + SEQUENCE_AT)
 
-    def _fence(self) -> None:
-        """Order stores before the call ahead of stores after it: taking a lock orders memory."""
-        with self._order:
-            pass
-
-    def _number_of(self, uuid: str) -> int | None:
-        number = self._number_by_uuid.get(uuid)
-        name = uuid.encode()
-        if number is not None or not 0 < len(name) < UUID_BYTES:
-            return number
-        if len(self._number_by_uuid) == DEVICES_MAX:
-            return None
-        number = len(self._number_by_uuid)
-        at = HEADER_BYTES + number * DEVICE_BYTES
-        self._words[(at + HIGHEST_AT) // _WORD] = NO_LEVEL
-        self._fence()
-        self._bytes[at : at + UUID_BYTES] = name.ljust(UUID_BYTES, b"\0")
-        self._number_by_uuid[uuid] = number
-        return number
-
-    def _read_numbers(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for number in range(DEVICES_MAX):
-            at = HEADER_BYTES + number * DEVICE_BYTES
-            name = bytes(self._bytes[at : at + UUID_BYTES]).partition(b"\0")[0]
-            if not name:
-                break
-            found[name.decode(errors="replace")] = number
-        return found
+    def _prepare(self, at: int) -> None:
+        self._words[(at + HIGHEST_AT) // WORD] = NO_LEVEL
 
 
 class PriorityKeeper:
@@ -399,33 +333,7 @@ class PriorityKeeper:
 
 
 def ensure_page(path: Path) -> None:
-    """Create the page at ``path`` unless a valid one exists."""
+    """Create the page at ``path``, and its directory, unless a valid one exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o755)
-    if not _is_page(path):
-        _make_page(path)
-
-
-def _is_page(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEADER.size)
-        return (
-            path.stat().st_size == SIZE
-            and len(head) == _HEADER.size
-            and _HEADER.unpack(head) == (MAGIC, LAYOUT, DEVICE_BYTES, DEVICES_MAX)
-        )
-    except FileNotFoundError:
-        return False
-
-
-def _make_page(path: Path) -> None:
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with fresh.open("xb") as file:
-            file.truncate(SIZE)
-            file.write(_HEADER.pack(MAGIC, LAYOUT, DEVICE_BYTES, DEVICES_MAX))
-            os.fchmod(file.fileno(), 0o644)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    ensure(path, magic=MAGIC)

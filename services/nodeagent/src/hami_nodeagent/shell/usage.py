@@ -197,10 +197,11 @@ class UsageWatch:
             holders, lambda one: rows_of((one,), region_by_container, processes_by_uuid, parts)
         )
         self._note("share", [holder for holder, _ in rows], failed)
-        return tuple(self._with_traffic(row) for _, found in rows for row in found)
+        return tuple(self._with_estimates(row) for _, found in rows for row in found)
 
-    def _with_traffic(self, row: Row) -> Row:
+    def _with_estimates(self, row: Row) -> Row:
         holder = row.holder
+        row = replace(row, bound_mib=self._picture.bounds_mib.get((holder.owner, holder.uuid)))
         found = self._traffic.of(holder.uuid, (holder.pod_uid, holder.container))
         if found is None:
             return row

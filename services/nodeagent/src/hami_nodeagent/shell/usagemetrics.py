@@ -224,6 +224,14 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
             ),
             (
                 Family(
+                    name="hami_vgpu_memory_bound_bytes",
+                    text="Memory that the container may use now, of a share with a memory limit "
+                    "above its request; absent for others.",
+                ),
+                lambda line: _bytes(line.row.bound_mib),
+            ),
+            (
+                Family(
                     name="hami_vgpu_memory_over",
                     text="1 while more is used than the limit allows since it was lowered.",
                 ),

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages with the present bounds of containers, and the report of what they use of them."""
+
+import os
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from hami_common.model.device import Burst
+from hami_common.model.placement import Share
+from hami_common.runtime.tasks import background
+from hami_nodeagent.core.bursts import SETTLE_S
+from hami_nodeagent.core.podfacts import ClaimUse
+from hami_nodeagent.settings import DraSettings, PrioritySettings
+from hami_nodeagent.shell import bursts
+from hami_nodeagent.shell.bursts import BoundPage, BurstKeeper
+from hami_nodeagent.shell.doorbell import Doorbells
+from hami_nodeagent.shell.page import SIZE
+from hami_nodeagent.shell.regions import region_path
+from hami_nodeagent.shell.site import Site
+from tests.support.regions import Built, Process, Used
+from tests.unit.nodeagent.core.builders import Given, device
+from tests.unit.nodeagent.shell.support import know, make_site, until
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+GPU = "nvidia-0"
+
+
+def region(used_mib: int) -> bytes:
+    """A region in which this process has a lease of so much."""
+    own = Path("/proc/self")
+    process = Process(
+        os.getpid(),
+        (Used(max(0, used_mib * MIB - 3)),),
+        namespace=int((own / "ns" / "pid").readlink().name[5:-1]) & 0xFFFFFFFF,
+        start=int((own / "stat").read_text().rpartition(")")[2].split()[19]),
+    )
+    return Built(uuids=(GPU,), processes=(process,)).data()
+
+
+class FakeRecorder:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, str]] = []
+
+    async def record(self, regarding: Any, *, reason: str, message: str, kind: str) -> None:
+        del kind
+        self.events.append((regarding.name, reason, message))
+
+
+class Node:
+    """A site with a device of 1000 MiB, and its keeper of bursts."""
+
+    def __init__(self, directory: Path, **more: Any) -> None:
+        self.directory = directory
+        self.site: Site = make_site(
+            directory / "state",
+            pods_dir=str(directory / "pods"),
+            priority=PrioritySettings(directory=str(directory / "pages"), neighbours_s=0.01),
+            **more,
+        )
+        self.site.picture.ledger_known = self.site.picture.pods_known = True
+        self.bells = Doorbells(directory / "pages")
+        self.recorder = FakeRecorder()
+        self.reports = 0
+        self.keeper = self.fresh()
+
+    def fresh(self) -> BurstKeeper:
+        """A keeper as after a restart of the agent."""
+        return BurstKeeper(
+            site=self.site,
+            bells=self.bells,
+            report=self._count,
+            events=lambda: self.recorder,  # type: ignore[arg-type,return-value]  # a stand-in
+        )
+
+    def _count(self) -> None:
+        self.reports += 1
+
+    def describe(self, **more: Any) -> None:
+        """Store the device as the registry publishes it."""
+        (known,) = self.site.picture.canonical_by_vendor.values()
+        self.site.picture.set_canonical(replace(known, devices=(device(0, **more),)))
+
+    def reserve(self, name: str, memory_mib: int, limit_mib: int = 0) -> Given:
+        """Enter a pod's record into the ledger; no container has its share yet."""
+        pod = Given(name, region_volumes={"main": "region"})
+        share = Share(vendor="nvidia", uuid=GPU, memory_mib=memory_mib, memory_limit_mib=limit_mib)
+        containers = (replace(pod.record.containers[0], shares=(share,)),)
+        pod.entry = replace(pod.entry, record=replace(pod.record, containers=containers))
+        know(self.site, pod)
+        return pod
+
+    def start(self, pod: Given, *, used_mib: int = 0) -> None:
+        """Grant the pod its share, with a doorbell and a region."""
+        self.site.picture.grants.add(pod.grant("main", pod.name))
+        self.bells.directory_of((pod.uid, "main"))
+        self.use(pod, used_mib)
+        self.site.picture.note_change()
+
+    def use(self, pod: Given, used_mib: int) -> None:
+        path = region_path(self.directory / "pods", pod.uid, "region")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("fresh").write_bytes(region(used_mib))
+        path.with_name("fresh").replace(path)
+
+    def page(self, pod: Given) -> Path:
+        return self.bells.path_of((pod.uid, "main")) / "room-1"
+
+    def bound_mib(self, pod: Given) -> int | None:
+        """The bound in the page, as the library reads it; ``None`` without a valid one."""
+        try:
+            data = self.page(pod).read_bytes()
+        except FileNotFoundError:
+            return None
+        assert len(data) == SIZE == 64 + 64 * 128
+        assert data[:8] == b"VHAMIRM1"
+        assert struct.unpack_from("<III", data, 8) == (1, 128, 64)
+        name, sequence, lease_ns, memory = struct.unpack_from("<64sI4xQQ", data, 64)
+        assert sequence % 2 == 0
+        is_valid = name.rstrip(b"\0").decode() == GPU and lease_ns > time.monotonic_ns()
+        return int(memory // MIB) if is_valid else None
+
+    async def until_bound(self, pod: Given, mib: int | None) -> None:
+        await until(lambda: self.bound_mib(pod) == mib)
+
+    def bursts(self) -> dict[str, int]:
+        return {one.pod_uid: one.memory_mib for one in self.site.picture.bursts(GPU)}
+
+
+@asynccontextmanager
+async def running(run: Callable[[], Any]) -> AsyncIterator[None]:
+    async with background() as group:
+        group.start_soon(run)
+        yield
+
+
+async def test_reservations_lower_the_bound_and_releases_raise_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod)
+    async with running(node.keeper.run):
+        await node.until_bound(pod, 800)
+        assert node.page(pod).stat().st_mode & 0o777 == 0o644
+        inode = node.page(pod).stat().st_ino
+        other = node.reserve("b", 600)
+        await node.until_bound(pod, 400)
+        other.entry = replace(other.entry, record=replace(other.record, op="release"))
+        know(node.site, other)
+        await node.until_bound(pod, 800)
+        node.site.picture.set_foreign({GPU: 512})
+        await node.until_bound(pod, 488)
+        assert node.page(pod).stat().st_ino == inode
+        assert node.site.picture.bounds_mib == {((pod.uid, "main"), GPU): 488}
+
+
+async def test_two_containers_get_equal_parts_once_the_lowered_bound_has_settled(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    first = node.reserve("a", 100, 1000)
+    node.start(first)
+    async with running(node.keeper.run):
+        await node.until_bound(first, 1000)
+        second = node.reserve("b", 100, 1000)
+        node.start(second)
+        await node.until_bound(first, 500)
+        assert node.bound_mib(second) in (None, 100)
+        await node.until_bound(second, 500)
+        node.use(second, 500)
+        await until(lambda: node.bursts() == {second.uid: 512})
+
+
+async def test_without_a_current_ledger_leases_end(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod)
+    node.site.use(
+        replace(
+            node.site.settings,
+            priority=replace(node.site.settings.priority, lease_s=0.2),
+        )
+    )
+    async with running(node.keeper.run):
+        await node.until_bound(pod, 800)
+        node.site.picture.view.bus_connected = False
+        node.site.picture.note_change()
+        await node.until_bound(pod, None)
+        assert node.site.picture.bounds_mib == {}
+        node.site.picture.view.bus_connected = True
+        node.site.picture.note_change()
+        await node.until_bound(pod, 800)
+
+
+async def test_page_is_kept_over_a_restart_and_ends_with_the_limit(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod)
+    async with running(node.keeper.run):
+        await node.until_bound(pod, 800)
+    inode = node.page(pod).stat().st_ino
+    rival = node.reserve("b", 100, 800)
+    node.start(rival)
+    keeper = node.fresh()
+    await keeper.look()
+    assert (node.bound_mib(pod), node.bound_mib(rival)) == (500, 200), "the old bound counts"
+    assert node.page(pod).stat().st_ino == inode
+    node.reserve("a", 100)
+    await keeper.look()
+    assert node.bound_mib(pod) is None
+    node.page(rival).unlink()
+    await keeper.look()
+    assert node.bound_mib(rival) is not None, "a page that was removed is created again"
+    node.bells.tidy(lambda _: False)
+    await keeper.look()
+    assert not node.page(rival).exists()
+
+
+async def test_devices_without_bursts_leave_the_request(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod, used_mib=300)
+    node.describe(capacity_mib=2000)
+    await node.keeper.look()
+    assert node.bound_mib(pod) == 100
+
+
+async def test_use_above_the_request_is_reported_at_once_and_seldom(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod)
+    async with running(node.keeper.run):
+        await until(lambda: node.reports == 1)
+        await anyio.sleep(bursts.REPORT_S + 0.1)
+        node.use(pod, 101)
+        began_s = time.monotonic()
+        await until(lambda: node.bursts() == {pod.uid: 256})
+        assert time.monotonic() - began_s < bursts.REPORT_S / 2
+        node.use(pod, 400)
+        await until(lambda: node.bursts() == {pod.uid: 512})
+        assert time.monotonic() - began_s > bursts.REPORT_S - 0.1
+        assert node.reports == 3
+        node.site.picture.pods.end(pod.uid, now_s=0)
+        node.site.picture.note_change()
+        await until(lambda: not node.bursts())
+        assert node.reports == 4
+
+
+async def test_amounts_of_the_last_run_are_reported_before_the_first_sample(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    used = (Burst(pod_uid="uid-a", memory_mib=256),)
+    node.describe(bursts=used)
+    assert node.site.picture.bursts(GPU) == used
+    await node.keeper.look()
+    assert node.site.picture.bursts(GPU) == ()
+    assert node.reports == 1
+
+
+async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod, used_mib=700)
+    await node.keeper.look()
+    region_path(node.directory / "pods", pod.uid, "region").write_bytes(b"none")
+    await node.keeper.look()
+    rival = node.reserve("b", 100, 800)
+    node.start(rival)
+    await node.keeper.look()
+    await anyio.sleep(SETTLE_S)
+    await node.keeper.look()
+    assert node.bound_mib(rival) == 300
+    assert node.bursts() == {pod.uid: 768}
+
+
+async def test_event_names_use_request_and_reason_once_per_fall(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod, used_mib=500)
+    async with running(node.keeper.run):
+        await node.until_bound(pod, 800)
+        node.reserve("b", 700)
+        await node.until_bound(pod, 100)
+        await until(lambda: bool(node.recorder.events))
+        await anyio.sleep(0.1)
+        node.use(pod, 200)
+        await anyio.sleep(0.1)
+        node.use(pod, 500)
+        await anyio.sleep(0.1)
+    text = (
+        "container main uses 500 MiB of device nvidia-0, requested 100 MiB, and gets no more "
+        "above 100 MiB: 800 of 1000 MiB are booked"
+    )
+    assert node.recorder.events == [("a", "BurstEnded", text)]
+
+
+async def test_containers_with_one_share_by_a_claim_have_one_page(tmp_path: Path) -> None:
+    node = Node(tmp_path, dra=DraSettings(region_dir=str(tmp_path / "claims")))
+    claim = node.reserve("claim", 100, 800)
+    node.site.picture.pods.end(claim.uid, now_s=0)
+    claim.entry = replace(claim.entry, record=replace(claim.entry.record, origin="claim"))
+    node.site.picture.entries_by_uid[claim.uid] = claim.entry
+    uses = {"app": (ClaimUse(claim="claim", request="main"),)}
+    for name in ("one", "two"):
+        user = Given(name, ("app", "app", {}), claims_by_container=uses)
+        node.site.picture.pods.put(user.facts, revision=1, now_s=0)
+    node.site.picture.grants.add(claim.grant("main", is_claim=True))
+    await node.keeper.look()
+    assert node.bound_mib(claim) is None, "without the library there is no directory"
+    node.bells.directory_of((claim.uid, "main"))
+    path = tmp_path / "claims" / claim.uid / "main" / "region-1"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(region(400))
+    async with running(node.keeper.run):
+        await node.until_bound(claim, 800)
+        await until(lambda: node.bursts() == {claim.uid: 512})
+        node.reserve("other", 800)
+        await until(lambda: len(node.recorder.events) == 2)
+    assert {(name, reason) for name, reason, _ in node.recorder.events} == {
+        ("one", "BurstEnded"),
+        ("two", "BurstEnded"),
+    }
+    assert node.recorder.events[0][2].startswith("container app uses 400 MiB of device nvidia-0")
+
+
+def test_devices_of_a_page_that_are_not_written_lose_their_lease(tmp_path: Path) -> None:
+    page = BoundPage(tmp_path / "room-1")
+    page.write({"GPU-a": 5, "GPU-b": 6}, lease_until_ns=100)
+    assert page.bounds(99) == {"GPU-a": 5, "GPU-b": 6}
+    page.write({"GPU-b": 7}, lease_until_ns=100)
+    assert page.bounds(99) == {"GPU-b": 7}
+    assert page.bounds(100) == {}
+    page.close()
+    again = BoundPage(tmp_path / "room-1")
+    assert again.bounds(99) == {"GPU-b": 7}
+    again.close()
