@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds usage regions byte by byte, as the library would leave them."""
 
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hami_nodeagent.core import region
@@ -13,6 +15,8 @@ SHARE, SLOT, DEVICE = (
     region.layout_of(fields) for fields in (region.SHARE, region.SLOT, region.DEVICE)
 )
 HEADER_BYTES = HEADER.size + CONTROL.size
+SLACK = 3
+"""Bytes of each lease that are not used."""
 
 
 @dataclass
@@ -92,11 +96,23 @@ class Built:
             )
             for device, share in enumerate(process.shares):
                 at = shares_at + (device * self.slots + slot) * SHARE.size
-                slack, leased = 3, share.used + 3
+                slack, leased = SLACK, share.used + SLACK
                 SHARE.pack_into(
                     data, at, slack | 7 << 48, leased | 9 << 48, share.context, share.module
                 )
         return bytes(data)
+
+
+def own_region(uuid: str, leased: int) -> bytes:
+    """A region in which this process has a lease of so many bytes of one device."""
+    own = Path("/proc/self")
+    process = Process(
+        os.getpid(),
+        (Used(max(0, leased - SLACK)),),
+        namespace=int((own / "ns" / "pid").readlink().name[len("pid:[") : -1]) & 0xFFFFFFFF,
+        start=int((own / "stat").read_text().rpartition(")")[2].split()[19]),
+    )
+    return Built(uuids=(uuid,), processes=(process,)).data()
 
 
 def seal(data: bytearray) -> None:

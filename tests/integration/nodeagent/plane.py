@@ -41,6 +41,7 @@ from hami_nodeagent.app import serve_agent
 from hami_nodeagent.core.health import HealthRules
 from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, Settings
+from hami_nodeagent.shell.regions import region_path
 from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as ApiSettings
 from hami_sim.hardware import profile as hardware
@@ -64,6 +65,10 @@ class Ask(Struct, frozen=True, kw_only=True):
     name: str = "main"
     kind: ContainerKind = "app"
     shares: tuple[tuple[int, int], ...] = ()
+    memory_limit_mib: int = 0
+    """Of each share, above its memory."""
+    has_region: bool = False
+    """Has a volume for the usage region."""
     command: str = SHOW
 
 
@@ -220,6 +225,7 @@ class Plane:
         }
         if through_webhook:
             spec["volumes"] = [_limits_volume(ask.name) for ask in asks if ask.shares]
+            spec["volumes"] += [_region_volume(ask.name) for ask in asks if ask.has_region]
         return await self.kube.create(
             "pods", {"metadata": {"name": name, **metadata}, "spec": spec}, "default"
         )
@@ -240,7 +246,12 @@ class Plane:
                     name=ask.name,
                     kind=ask.kind,
                     shares=tuple(
-                        Share(vendor="nvidia", uuid=self.devices[index].uuid, memory_mib=mib)
+                        Share(
+                            vendor="nvidia",
+                            uuid=self.devices[index].uuid,
+                            memory_mib=mib,
+                            memory_limit_mib=ask.memory_limit_mib,
+                        )
                         for index, mib in ask.shares
                     ),
                 )
@@ -333,6 +344,10 @@ class Plane:
         """Running pods."""
         pods = (await self.kube.list("pods", "default"))["items"]
         return {p["metadata"]["uid"] for p in pods if p["status"].get("phase") == "Running"}
+
+    def region(self, pod: str, container: str = "main") -> Path:
+        """Return the path of a container's usage region on the node; ``pod`` is a uid."""
+        return region_path(self.kubelet.directory / "pods", pod, f"hami-region-{container}")
 
     def uuid_of(self, kubelet_id: str) -> str:
         """Device of an id."""
@@ -438,7 +453,14 @@ def _container(ask: Ask, through_webhook: bool) -> Obj:  # noqa: FBT001 - local
                     "readOnly": True,
                 }
             ]
+    if ask.has_region:
+        mount = {"name": f"hami-region-{ask.name}", "mountPath": limits.REGION_DIRECTORY}
+        container.setdefault("volumeMounts", []).append(mount)
     return container
+
+
+def _region_volume(container: str) -> Obj:
+    return {"name": f"hami-region-{container}", "emptyDir": {"medium": "Memory"}}
 
 
 def _limits_volume(container: str) -> Obj:

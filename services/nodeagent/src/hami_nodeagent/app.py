@@ -249,6 +249,7 @@ class _Parts:
         self.bursts = BurstKeeper(
             site=self.site,
             bells=self.limiter.priorities.bells,
+            look=lambda: self.usage.metrics.look,
             report=self._report_devices,
             events=self.events,
         )

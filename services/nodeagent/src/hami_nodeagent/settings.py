@@ -123,7 +123,9 @@ class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     containers of different priority share a device. Containers also ring when they begin to launch
     and when they are idle."""
     neighbours_s: float = 0.1
-    """The same while containers of one priority share a device and one of the node is active."""
+    """The same while containers of one priority share a device and one of the node is active. Also
+    the interval at which the memory of containers with a memory limit above their request is read,
+    and their bounds are granted."""
     idle_s: float = 10.0
     """Interval at which all regions are read, also of containers that declared themselves idle.
     Limits hold meanwhile: a device without active containers counts as not known, and compute is
@@ -132,7 +134,7 @@ class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest time for which a container counts as active after its last launch."""
     lease_s: float = 1.5
     """Validity of the priority page if the agent stops renewing it; renewed every third of it while
-    a container is active."""
+    a container is active. Also of memory granted above requests."""
     min_share_pct: Annotated[float, Meta(ge=0, le=100)] = 1.0
     """Percent of a device's time that a container still gets after a higher priority has blocked it
     for a second; 0: none."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hami_common.events.allocation import AllocationRecord
-from hami_common.model.device import RECALL, Device, Profile
+from hami_common.model.device import RECALL, Burst, Device, Profile
 from hami_common.model.placement import ContainerShares, Share
 from hami_nodeagent.core.slices import (
     health_of,
@@ -58,6 +58,11 @@ def test_memory_of_processes_without_an_allocation_is_not_offered_to_claims() ->
     assert values(shown(device(0, foreign_mib=256)))[0] == "744Mi"
     used = shown(device(0, foreign_mib=768), record(1, share(300)))
     assert (values(used)[0], taints(used)) == ("2Mi", [FULL])
+
+
+def test_memory_that_pods_use_above_their_requests_is_not_offered_to_claims() -> None:
+    used = (Burst(pod_uid="uid-a", memory_mib=256), Burst(pod_uid="uid-b", memory_mib=256))
+    assert values(shown(device(0, bursts=used, foreign_mib=100)))[0] == "388Mi"
 
 
 def test_device_has_what_selectors_and_requests_use() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages with the present bounds of containers, and the report of what they use of them."""
 
-import os
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,34 +15,26 @@ from msgspec.structs import replace
 from hami_common.model.device import Burst
 from hami_common.model.placement import Share
 from hami_common.runtime.tasks import background
+from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.core.bursts import SETTLE_S
+from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.podfacts import ClaimUse
-from hami_nodeagent.settings import DraSettings, PrioritySettings
+from hami_nodeagent.core.usage import Row
+from hami_nodeagent.settings import DraSettings, PrioritySettings, UsageSettings
 from hami_nodeagent.shell import bursts
 from hami_nodeagent.shell.bursts import BoundPage, BurstKeeper
 from hami_nodeagent.shell.doorbell import Doorbells
 from hami_nodeagent.shell.page import SIZE
 from hami_nodeagent.shell.regions import region_path
 from hami_nodeagent.shell.site import Site
-from tests.support.regions import Built, Process, Used
+from hami_nodeagent.shell.usagemetrics import Look
+from tests.support.regions import own_region
 from tests.unit.nodeagent.core.builders import Given, device
 from tests.unit.nodeagent.shell.support import know, make_site, until
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 GPU = "nvidia-0"
-
-
-def region(used_mib: int) -> bytes:
-    """A region in which this process has a lease of so much."""
-    own = Path("/proc/self")
-    process = Process(
-        os.getpid(),
-        (Used(max(0, used_mib * MIB - 3)),),
-        namespace=int((own / "ns" / "pid").readlink().name[5:-1]) & 0xFFFFFFFF,
-        start=int((own / "stat").read_text().rpartition(")")[2].split()[19]),
-    )
-    return Built(uuids=(GPU,), processes=(process,)).data()
 
 
 class FakeRecorder:
@@ -70,6 +61,7 @@ class Node:
         self.bells = Doorbells(directory / "pages")
         self.recorder = FakeRecorder()
         self.reports = 0
+        self.sample = Look()
         self.keeper = self.fresh()
 
     def fresh(self) -> BurstKeeper:
@@ -77,6 +69,7 @@ class Node:
         return BurstKeeper(
             site=self.site,
             bells=self.bells,
+            look=lambda: self.sample,
             report=self._count,
             events=lambda: self.recorder,  # type: ignore[arg-type,return-value]  # a stand-in
         )
@@ -108,7 +101,7 @@ class Node:
     def use(self, pod: Given, used_mib: int) -> None:
         path = region_path(self.directory / "pods", pod.uid, "region")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name("fresh").write_bytes(region(used_mib))
+        path.with_name("fresh").write_bytes(own_region(GPU, used_mib * MIB))
         path.with_name("fresh").replace(path)
 
     def page(self, pod: Given) -> Path:
@@ -281,6 +274,23 @@ async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
     assert node.bursts() == {pod.uid: 768}
 
 
+async def test_use_that_only_the_driver_shows_counts_beyond_the_margin(tmp_path: Path) -> None:
+    node = Node(tmp_path, usage=UsageSettings(breach=BreachRules(memory_margin_mib=50)))
+    pod = node.reserve("a", 100, 800)
+    node.start(pod, used_mib=0)
+    picture = node.site.picture
+    (holder,) = holders_of(
+        picture.entries_by_uid, picture.pods, picture.grants, picture.view.devices_by_uuid
+    )
+    node.sample = Look(rows=[Row(holder=holder, driver_bytes=150 * MIB)])
+    await node.keeper.look()
+    assert node.bursts() == {}
+    node.sample = Look(rows=[Row(holder=holder, driver_bytes=700 * MIB)])
+    node.keeper = node.fresh()
+    await node.keeper.look()
+    assert node.bursts() == {pod.uid: 768}
+
+
 async def test_event_names_use_request_and_reason_once_per_fall(tmp_path: Path) -> None:
     node = Node(tmp_path)
     pod = node.reserve("a", 100, 800)
@@ -318,7 +328,7 @@ async def test_containers_with_one_share_by_a_claim_have_one_page(tmp_path: Path
     node.bells.directory_of((claim.uid, "main"))
     path = tmp_path / "claims" / claim.uid / "main" / "region-1"
     path.parent.mkdir(parents=True)
-    path.write_bytes(region(400))
+    path.write_bytes(own_region(GPU, 400 * MIB))
     async with running(node.keeper.run):
         await node.until_bound(claim, 800)
         await until(lambda: node.bursts() == {claim.uid: 512})

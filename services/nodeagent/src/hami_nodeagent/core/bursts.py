@@ -2,8 +2,9 @@
 """Divides memory that no share books among the containers with a memory limit above their request.
 
 ADR 52. The bound of a container is the memory that the in-container library grants it now: at least
-its request, at most its limit. What a device has left, ``left_mib``, is divided equally, and what
-one container cannot take goes to the others. Per device, with U the memory in use::
+its request, at most its limit. The memory that a device has left (``left_mib``) is divided equally,
+and the part that one container cannot take goes to the others. Per device, with U the memory in
+use::
 
     sum over these containers of (max(bound, U) - request)  <=  memory left
 

@@ -169,7 +169,9 @@ def _device(
     device: Device, held: Holdings, *, is_sound: bool, pcie_root: str, fault_effect: str
 ) -> Obj:
     others = held.others
-    left_mib = device.capacity_mib - device.foreign_mib - others.memory_mib - held.grown_mib
+    bursts_mib = sum(one.memory_mib for one in device.bursts)
+    taken_mib = device.foreign_mib + bursts_mib + others.memory_mib + held.grown_mib
+    left_mib = device.capacity_mib - taken_mib
     left_mib = 0 if others.exclusive else left_mib
     left_core_pct = max(0, device.capacity_core_pct - others.core_pct - held.grown_core_pct)
     left_slots = device.slots - others.slots

@@ -5,10 +5,13 @@ Each container with a memory limit above its request has a page with its present
 in the directory of its doorbell, in the form of ``shell.page``. A bound is valid until its lease
 ends; then it is the request. Pages are written after each change of the picture and every
 ``priority.neighbours_s``, after the usage regions of these containers were read; rules:
-``core.bursts``. Without a current ledger no lease is renewed. A bound that falls below what its
-container uses is reported as an Event of the pod. What pods use above their requests is published
-at most once in ``REPORT_S``. Memory in MiB, times in seconds; leases in nanoseconds of
-CLOCK_MONOTONIC.
+``core.bursts``. A tenant writes its own region, so a container counts with what the driver showed
+in the last usage sample, less the margin of breaches, if that is more. Without a current ledger no
+lease is renewed.
+
+A bound that falls below what its container uses is reported as an Event of the pod. The use of pods
+above their requests is published at most once in ``REPORT_S``. Memory in MiB, times in seconds;
+leases in nanoseconds of CLOCK_MONOTONIC.
 """
 
 import logging
@@ -42,6 +45,7 @@ from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.page import LEASE_AT, LONG, DevicePage
 from hami_nodeagent.shell.regions import read_region, region_of
 from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.usagemetrics import Look
 
 MAGIC = 0x314D52494D414856
 FILE_NAME = "room-1"
@@ -93,13 +97,18 @@ class BurstKeeper:
         *,
         site: Site,
         bells: Doorbells,
+        look: Callable[[], Look],
         report: Callable[[], None],
         events: Callable[[], EventRecorder | None],
     ) -> None:
-        """``report`` lets the devices be reported now, if their facts changed."""
+        """``look`` returns the last usage sample.
+
+        ``report`` lets the devices be reported now, if their facts changed.
+        """
         self._site = site
         self._picture = site.picture
         self._bells = bells
+        self._look = look
         self._report = report
         self._events = EventQueue(events)
         self._living = Living(Path(site.settings.host_proc))
@@ -227,11 +236,12 @@ class BurstKeeper:
         now_s = self._site.clock.monotonic_s()
         devices = self._picture.view.devices_by_uuid
         self._open_pages(now_s)
+        seen_mib = self._seen_mib()
         wants = {
             key: Want(
                 request_mib=one.limit_mib,
                 limit_mib=one.memory_limit_mib,
-                used_mib=self._used_mib.get(key, 0),
+                used_mib=max(self._used_mib.get(key, 0), seen_mib.get(key, 0)),
             )
             for key, one in self._holders.items()
         }
@@ -252,6 +262,16 @@ class BurstKeeper:
                 self._report()
         else:
             self._book.look(wants, now_s)
+
+    def _seen_mib(self) -> dict[ShareKey, int]:
+        """Return what the driver showed of each share, less the margin of breaches."""
+        found: dict[ShareKey, int] = {}
+        for row in self._look().rows:
+            key = (row.holder.owner, row.holder.uuid)
+            if key in self._holders:
+                found[key] = found.get(key, 0) + row.driver_bytes // MIB_BYTES
+        margin_mib = self._site.settings.usage.breach.margin_mib
+        return {key: mib - margin_mib(self._holders[key].limit_mib) for key, mib in found.items()}
 
     def _open_pages(self, now_s: float) -> None:
         """Map the pages of all containers with such a share, and no others."""
