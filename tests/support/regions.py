@@ -103,12 +103,12 @@ class Built:
         return bytes(data)
 
 
-def own_region(uuid: str, leased: int) -> bytes:
-    """A region in which this process has a lease of so many bytes of one device."""
+def own_region(uuid: str, used: int) -> bytes:
+    """A region in which this process uses so many bytes of one device."""
     own = Path("/proc/self")
     process = Process(
         os.getpid(),
-        (Used(max(0, leased - SLACK)),),
+        (Used(used),),
         namespace=int((own / "ns" / "pid").readlink().name[len("pid:[") : -1]) & 0xFFFFFFFF,
         start=int((own / "stat").read_text().rpartition(")")[2].split()[19]),
     )

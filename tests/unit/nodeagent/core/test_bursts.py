@@ -48,6 +48,7 @@ def want(request_mib: int, limit_mib: int, used_mib: int = 0, **more: Any) -> Wa
         (500, [want(100, 2000, used_mib=800), want(100, 2000)], (100, 100)),  # use exceeds it
         (1000, [want(100, 2000, used_mib=90)], (1100,)),
         (1000, [want(100, 100)], (100,)),
+        (1000, [want(100, 2000, leased_mib=800), want(100, 2000)], (400, 400)),
         (1000, [], ()),
     ],
 )
@@ -154,6 +155,11 @@ def test_rise_is_reported_at_once_and_a_fall_later() -> None:
     assert reported(book, 0.2 + FALL_S, a=1000, b=2000) == {"uid-a": 256, "uid-b": 1024}
     assert reported(book, 0.3 + FALL_S, a=1000) == {"uid-a": 256}, "the pod has ended"
     assert reported(book, 1.0 + 2 * FALL_S, a=1000) == {}
+
+
+def test_memory_that_is_only_leased_is_not_reported() -> None:
+    wants = {(A, GPU): want(1000, 3000, used_mib=1000, leased_mib=1064)}
+    assert BurstBook().look(wants, 0.0) == {}
 
 
 def test_containers_of_a_pod_are_summed_up_and_use_beyond_the_limit_is_none() -> None:

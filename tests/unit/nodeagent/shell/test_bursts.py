@@ -261,7 +261,7 @@ async def test_amounts_of_the_last_run_are_reported_before_the_first_sample(
 async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
     node = Node(tmp_path)
     pod = node.reserve("a", 100, 800)
-    node.start(pod, used_mib=700)
+    node.start(pod, used_mib=699)
     await node.keeper.look()
     region_path(node.directory / "pods", pod.uid, "region").write_bytes(b"none")
     await node.keeper.look()

@@ -4,7 +4,7 @@
 ADR 52. The bound of a container is the memory that the in-container library grants it now: at least
 its request, at most its limit. The memory that a device has left (``left_mib``) is divided equally,
 and the part that one container cannot take goes to the others. Per device, with U the memory in
-use::
+use or leased by processes::
 
     sum over these containers of (max(bound, U) - request)  <=  memory left
 
@@ -42,6 +42,8 @@ class Want(Struct, frozen=True, kw_only=True):
     request_mib: int
     limit_mib: int
     used_mib: int = 0
+    leased_mib: int = 0
+    """Memory that processes may use without a further check of the bound, with all of the used."""
     bound_mib: int = 0
     """Present bound; 0: none was granted."""
     granted_mib: int = 0
@@ -63,9 +65,14 @@ class Want(Struct, frozen=True, kw_only=True):
         return max(0, self.used_mib - self.request_mib)
 
     @property
+    def taken_mib(self) -> int:
+        """Return the memory above the request that is used or leased."""
+        return max(self.used_above_mib, self.leased_mib - self.request_mib)
+
+    @property
     def held_mib(self) -> int:
-        """Return the memory above the request that it uses, or may take at any time."""
-        return max(self.used_above_mib, self.granted_mib - self.request_mib)
+        """Return the memory above the request that it has taken, or may take at any time."""
+        return max(self.taken_mib, self.granted_mib - self.request_mib)
 
 
 def may_burst(device: Device) -> bool:
@@ -112,7 +119,7 @@ def wanting(holders: Iterable[Holder]) -> dict[ShareKey, Holder]:
 
 def bounds_of(left_mib: int, wants: Sequence[Want]) -> tuple[int, ...]:
     """Return the new bound of each container of one device, which has ``left_mib`` left."""
-    fair = _level(left_mib, [(one.most_mib, one.used_above_mib) for one in wants])
+    fair = _level(left_mib, [(one.most_mib, one.taken_mib) for one in wants])
     target = [min(one.most_mib, fair) for one in wants]
     rises = [mib > one.present_mib for mib, one in zip(target, wants, strict=True)]
     free = left_mib
@@ -133,10 +140,10 @@ def _level(left_mib: int, wants: Sequence[tuple[int, int]]) -> int:
     """Return the largest amount that each of (most, held) can have at least, up to its most."""
     top = max((most for most, _ in wants), default=0)
 
-    def taken_mib(level: int) -> int:
+    def sum_mib(level: int) -> int:
         return sum(max(min(most, level), held) for most, held in wants)
 
-    return max(0, bisect_right(range(top + 1), left_mib, key=taken_mib) - 1)
+    return max(0, bisect_right(range(top + 1), left_mib, key=sum_mib) - 1)
 
 
 class Grants:
@@ -177,6 +184,7 @@ class Grants:
             request_mib=want.request_mib,
             limit_mib=want.limit_mib,
             used_mib=want.used_mib,
+            leased_mib=want.leased_mib,
             bound_mib=past[-1][1],
             granted_mib=max(bound for _, bound in past),
         )

@@ -38,7 +38,7 @@ from hami_nodeagent.core.bursts import (
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.priorities import ContainerKey
-from hami_nodeagent.core.region import Region
+from hami_nodeagent.core.region import DeviceUse, Region
 from hami_nodeagent.shell.doorbell import Doorbells
 from hami_nodeagent.shell.eventqueue import EventQueue
 from hami_nodeagent.shell.living import Living
@@ -125,7 +125,7 @@ class BurstKeeper:
         self._pods: dict[ShareKey, dict[str, ObjectRef]] = {}
         """Pods that use each share, by uid."""
         self._booked_mib: dict[str, int] = {}
-        self._used_mib: dict[ShareKey, int] = {}
+        self._used: dict[ShareKey, DeviceUse] = {}
         """Memory that each share uses; of an unreadable region that of the last readable one."""
         self._over: frozenset[ShareKey] = frozenset()
         """Shares that use more than their bound."""
@@ -169,8 +169,7 @@ class BurstKeeper:
         for key, holder in self._holders.items():
             region = read.get(holder.owner)
             if region is not None:
-                used = region.devices.get(holder.uuid)
-                self._used_mib[key] = -(-used.leased_bytes // MIB_BYTES) if used else 0
+                self._used[key] = region.devices.get(holder.uuid, DeviceUse())
         self._grant()
         return bool(self._holders) or self._picture.has_bursts
 
@@ -194,7 +193,7 @@ class BurstKeeper:
                     kind="Pod", namespace=one.namespace, name=one.pod, uid=one.pod_uid
                 )
         self._booked_mib = booked_mib(self._picture.entries_by_uid.values())
-        self._used_mib = {key: mib for key, mib in self._used_mib.items() if key in self._holders}
+        self._used = {key: used for key, used in self._used.items() if key in self._holders}
 
     def _read(
         self, holders: Collection[Holder]
@@ -241,9 +240,11 @@ class BurstKeeper:
             key: Want(
                 request_mib=one.limit_mib,
                 limit_mib=one.memory_limit_mib,
-                used_mib=max(self._used_mib.get(key, 0), seen_mib.get(key, 0)),
+                used_mib=max(-(-used.used_bytes // MIB_BYTES), seen_mib.get(key, 0)),
+                leased_mib=-(-used.leased_bytes // MIB_BYTES),
             )
             for key, one in self._holders.items()
+            for used in [self._used.get(key, DeviceUse())]
         }
         left = {
             uuid: left_mib(
