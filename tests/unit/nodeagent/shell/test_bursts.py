@@ -268,7 +268,7 @@ async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
     rival = node.reserve("b", 100, 800)
     node.start(rival)
     await node.keeper.look()
-    await anyio.sleep(SETTLE_S)
+    await anyio.sleep(SETTLE_S + 0.05)
     await node.keeper.look()
     assert node.bound_mib(rival) == 300
     assert node.bursts() == {pod.uid: 768}
