@@ -9,7 +9,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hami_nodeagent.core.bursts import SETTLE_S, Grants, ShareKey, Want
+from hami_nodeagent.core.bursts import SETTLE_S, BurstBook, Grants, ShareKey, Want
 
 GPU = "GPU-0"
 MEMORY_MIB = 10_000
@@ -94,6 +94,9 @@ class World:
             sum(max(bounds[key] - one.request_mib, held[key]) for key, one in self.wants.items())
             <= most
         )
+        reported = BurstBook().look(self.wants, bounds, self.now_s).get(GPU, ())
+        total_mib = sum(one.memory_mib for one in reported)
+        assert self.used_mib <= total_mib <= max(self.left_mib, self.used_mib)
         for key, mib in self.bounds.items():
             self.past[key].append((self.now_s, mib))
         self.bounds = bounds

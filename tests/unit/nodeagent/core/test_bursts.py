@@ -141,7 +141,7 @@ def reported(book: BurstBook, now_s: float, **used_mib: int) -> dict[str, int]:
         ((f"uid-{name}", "main"), GPU): want(1000, 3000, used_mib=mib)
         for name, mib in used_mib.items()
     }
-    found = book.look(wants, now_s)
+    found = book.look(wants, dict.fromkeys(wants, 3000), now_s)
     return {one.pod_uid: one.memory_mib for one in found.get(GPU, ())}
 
 
@@ -159,7 +159,7 @@ def test_rise_is_reported_at_once_and_a_fall_later() -> None:
 
 def test_memory_that_is_only_leased_is_not_reported() -> None:
     wants = {(A, GPU): want(1000, 3000, used_mib=1000, leased_mib=1064)}
-    assert BurstBook().look(wants, 0.0) == {}
+    assert BurstBook().look(wants, dict.fromkeys(wants, 3000), 0.0) == {}
 
 
 def test_containers_of_a_pod_are_summed_up_and_use_beyond_the_limit_is_none() -> None:
@@ -168,10 +168,19 @@ def test_containers_of_a_pod_are_summed_up_and_use_beyond_the_limit_is_none() ->
         (("uid-a", "two"), GPU): want(100, 500, used_mib=900),
         (("uid-a", "two"), "nvidia-1"): want(100, 500, used_mib=101),
     }
-    assert BurstBook().look(wants, 0.0) == {
+    assert BurstBook().look(wants, dict.fromkeys(wants, 500), 0.0) == {
         GPU: (Burst(pod_uid="uid-a", memory_mib=768),),
         "nvidia-1": (Burst(pod_uid="uid-a", memory_mib=256),),
     }
+
+
+@pytest.mark.parametrize(
+    ("used", "bound", "mib"), [(150, 190, 90), (150, 900, 256), (400, 100, 300)]
+)
+def test_amount_is_rounded_up_to_the_bound_at_most(used: int, bound: int, mib: int) -> None:
+    wants: dict[ShareKey, Want] = {(A, GPU): want(100, 900, used_mib=used)}
+    found = BurstBook().look(wants, {(A, GPU): bound}, 0.0)
+    assert found == {GPU: (Burst(pod_uid="uid-a", memory_mib=mib),)}
 
 
 def test_reason_names_the_sums() -> None:

@@ -168,7 +168,7 @@ async def test_two_containers_get_equal_parts_once_the_lowered_bound_has_settled
         assert node.bound_mib(second) in (None, 100)
         await node.until_bound(second, 500)
         node.use(second, 500)
-        await until(lambda: node.bursts() == {second.uid: 512})
+        await until(lambda: node.bursts() == {second.uid: 400})
 
 
 async def test_without_a_current_ledger_leases_end(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
     await anyio.sleep(SETTLE_S + 0.05)
     await node.keeper.look()
     assert node.bound_mib(rival) == 300
-    assert node.bursts() == {pod.uid: 768}
+    assert node.bursts() == {pod.uid: 700}
 
 
 async def test_use_that_only_the_driver_shows_counts_beyond_the_margin(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ async def test_use_that_only_the_driver_shows_counts_beyond_the_margin(tmp_path:
     node.sample = Look(rows=[Row(holder=holder, driver_bytes=700 * MIB)])
     node.keeper = node.fresh()
     await node.keeper.look()
-    assert node.bursts() == {pod.uid: 768}
+    assert node.bursts() == {pod.uid: 700}
 
 
 async def test_event_names_use_request_and_reason_once_per_fall(tmp_path: Path) -> None:

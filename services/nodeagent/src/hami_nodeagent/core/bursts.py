@@ -29,7 +29,7 @@ SETTLE_S = 0.5
 """Time after which every process of a container has read a lowered bound: twice the period of the
 library's watcher."""
 STEP_MIB = 256
-"""Reported amounts are multiples of it, rounded up."""
+"""Reported amounts are multiples of it, rounded up, or the memory granted."""
 FALL_S = 2.0
 """Time for which less must be used before a lower amount is reported."""
 ShareKey = tuple[tuple[str, str], str]
@@ -197,23 +197,31 @@ class BurstBook:
         """Start without samples."""
         self._samples: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
-    def look(self, wants: Mapping[ShareKey, Want], now_s: float) -> dict[str, tuple[Burst, ...]]:
+    def look(
+        self, wants: Mapping[ShareKey, Want], bounds: Mapping[ShareKey, int], now_s: float
+    ) -> dict[str, tuple[Burst, ...]]:
         """Return what to report after a sample: by device, ordered by uid.
 
         A higher amount counts at once, a lower one after ``FALL_S``. Use beyond the limit is a
-        breach and no burst.
+        breach and no burst. An amount is rounded up to the bounds at most, so that a device is
+        short of memory only if the use itself exceeds what is left.
         """
         used_mib: dict[tuple[str, str], int] = {}
-        for ((uid, _), uuid), want in wants.items():
+        granted_mib: dict[tuple[str, str], int] = {}
+        for key, want in wants.items():
+            pod = (key[1], key[0][0])
             burst_mib = min(want.used_above_mib, want.most_mib)
-            used_mib[uuid, uid] = used_mib.get((uuid, uid), 0) + burst_mib
+            bound_mib = max(burst_mib, bounds[key] - want.request_mib)
+            used_mib[pod] = used_mib.get(pod, 0) + burst_mib
+            granted_mib[pod] = granted_mib.get(pod, 0) + bound_mib
         self._samples = {key: one for key, one in self._samples.items() if key in used_mib}
         found: dict[str, list[Burst]] = {}
         for (uuid, uid), mib in sorted(used_mib.items()):
             samples = self._samples.setdefault((uuid, uid), deque())
             while samples and samples[0][0] <= now_s - FALL_S:
                 samples.popleft()
-            samples.append((now_s, -(-mib // STEP_MIB) * STEP_MIB))
+            stepped_mib = -(-mib // STEP_MIB) * STEP_MIB
+            samples.append((now_s, min(stepped_mib, granted_mib[uuid, uid])))
             most_mib = max(amount for _, amount in samples)
             if most_mib:
                 found.setdefault(uuid, []).append(Burst(pod_uid=uid, memory_mib=most_mib))

@@ -257,12 +257,11 @@ class BurstKeeper:
         self._write(bounds, now_s)
         self._picture.bounds_mib = bounds
         self._note_over(bounds, wants, now_s)
-        if self._reported_s is None or now_s - self._reported_s >= REPORT_S:
-            if self._picture.set_bursts(self._book.look(wants, now_s)):
-                self._reported_s = now_s
-                self._report()
-        else:
-            self._book.look(wants, now_s)
+        found = self._book.look(wants, bounds, now_s)
+        is_due = self._reported_s is None or now_s - self._reported_s >= REPORT_S
+        if is_due and self._picture.set_bursts(found):
+            self._reported_s = now_s
+            self._report()
 
     def _seen_mib(self) -> dict[ShareKey, int]:
         """Return what the driver showed of each share, less the margin of breaches."""
