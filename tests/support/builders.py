@@ -4,11 +4,11 @@
 Every argument has a usable default. Memory in MiB, compute in percent of one device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device, Link, Profile
+from hami_common.model.device import Burst, Device, Link, Profile
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import (
     ContainerKind,
@@ -59,6 +59,7 @@ def device(
     attributes: dict[str, str] | None = None,
     memory_cap: bool = False,
     foreign_mib: int = 0,
+    bursts: Mapping[str, int] | None = None,
 ) -> Device:
     """A registered device."""
     return Device(
@@ -71,6 +72,9 @@ def device(
         overcommit="recall" if largest_mib else "managed",
         largest_mib=largest_mib,
         foreign_mib=foreign_mib,
+        bursts=tuple(
+            Burst(pod_uid=uid, memory_mib=mib) for uid, mib in sorted((bursts or {}).items())
+        ),
         capacity_core_pct=core_pct,
         slots=slots,
         numa=numa,

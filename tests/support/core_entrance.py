@@ -41,6 +41,8 @@ WITHIN: Final = {
             "book",
             "unbook",
             "rebook",
+            "lower_bursts",
+            "restore_bursts",
         )
     ),
     *(f"Inventory.{name}" for name in ("resume",)),
@@ -79,6 +81,7 @@ READS: Final = {
     *(
         f"DeviceTable.{name}"
         for name in (
+            "burst_mib",
             "check",
             "has_divisions",
             "is_withheld",

@@ -137,6 +137,7 @@ STAGES = (
     "CardQosPolicyMismatch",
     "CardInsufficientMemory",
     "CardForeignUse",  # the memory would suffice without it
+    "CardBurstUse",  # the memory would suffice without it, beside foreign use
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "CardPartitionInfeasible",
@@ -146,9 +147,8 @@ STAGES = (
 )
 """Constraints in the order in which they are checked."""
 LARGEST = 3
-FOREIGN, SLOT, HELD, KIND, MEMORY, FOREIGN_MIB, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(
-    9, 21
-)
+FOREIGN, SLOT, HELD, KIND, MEMORY, FOREIGN_MIB, BURST_MIB = range(9, 16)
+CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(16, 22)
 
 MOST_CHOICES = 2048
 """All choices of devices are tried where there are at most this many before the last step's."""
@@ -338,8 +338,10 @@ class Oracle:
         )
         used_slots = here.used_slots() + mine.slots
         own_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
-        free_mib = own_mib - device.foreign_mib
-        largest_mib = device.largest_mib - device.foreign_mib
+        burst_mib = sum(burst.memory_mib for burst in device.bursts)
+        unused_mib = own_mib - device.foreign_mib
+        free_mib = unused_mib - burst_mib
+        largest_mib = device.largest_mib - device.foreign_mib - burst_mib
         left_core = device.capacity_core_pct - here.used_core()
         free_core = left_core - mine.core_pct
         grant = here.grant(wants)
@@ -383,7 +385,8 @@ class Oracle:
         if grant.kind and kinds - beside:
             return Verdict(here.uuid, KIND)
         if free_mib < grant.memory_mib:
-            short = MEMORY if own_mib < grant.memory_mib else FOREIGN_MIB
+            would = ((own_mib, MEMORY), (unused_mib, FOREIGN_MIB), (free_mib, BURST_MIB))
+            short = next(stage for left, stage in would if left < grant.memory_mib)
             return Verdict(here.uuid, short, grant.memory_mib, free_mib)
         if grant.core_pct and free_core < grant.core_pct:
             return Verdict(here.uuid, CORE, grant.core_pct, free_core)

@@ -184,6 +184,7 @@ class Drive:
                 healthy=self.random.random() > 0.1,
                 cordoned=self.random.random() < 0.1,
                 foreign_mib=self.random.choice((0, 0, 0, 2_048, 12_032)),
+                bursts={f"uid-{self.pods}": self.random.choice((256, 2_048))} if i % 3 else {},
             )
             for i in range(count)
         ]

@@ -109,6 +109,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 capacity_mib=8 if partitions else physical * scaling,
                 largest_mib=draw(st.sampled_from((0, physical))) if scaling > 1 else 0,
                 foreign_mib=draw(st.sampled_from((0, 0, 0, 0, 2, 5, physical))),
+                bursts=draw(st.sampled_from(({}, {}, {}, {"p": 1}, {"p": 3, "q": 2}))),
                 core_pct=core_pct,
                 partitions=partitions,
                 resources=resources,

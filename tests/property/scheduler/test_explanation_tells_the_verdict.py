@@ -136,7 +136,8 @@ def judge_details(
             held = sum(one.memory_mib for one in device.holders)
             if len(told.steps) <= 1 and not device.holders_left_out:
                 capacity = int(place.block.capacity_mib[at])
-                assert device.free.memory_mib + held + device.foreign_mib == capacity
+                unbooked = device.free.memory_mib + device.foreign_mib + device.burst_mib
+                assert unbooked + held == capacity
             if device.code == "CardInsufficientMemory":
                 assert device.free.memory_mib < device.wanted.memory_mib
             if device.code == "CardInsufficientCore":

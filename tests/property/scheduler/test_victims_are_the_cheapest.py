@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Victims of a preemption compared with every possible set of pods, on small nodes."""
 
+from collections.abc import Collection, Iterable
 from itertools import combinations
 
 from hypothesis import given, settings
@@ -10,12 +11,23 @@ from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
 from hami_core.placement.pick import pick
 from hami_core.placement.reasons import NodeRefusal
-from hami_core.planning.victims import Cost, Pod, Unit, Victims, cost_of, find_victims, run
+from hami_core.planning.victims import (
+    Cost,
+    Leaving,
+    Pod,
+    Unit,
+    Victims,
+    cost_of,
+    find_victims,
+    run,
+)
 from hami_core.table.table import DeviceTable
 from tests.support.builders import ask, device, held, node_devices, pod, share, whole
 
 NODE = "n"
 MIB = 1000
+
+Bursts = list[dict[str, int]]
 
 
 @st.composite
@@ -59,11 +71,31 @@ def requests(draw: st.DrawFn) -> PodRequest:
     return pod(whole(count), uid="me")
 
 
-def table_with(devices: int, booked: list[tuple[ContainerShares, ...]]) -> DeviceTable:
+@st.composite
+def bursts_of(draw: st.DrawFn, uids: list[str], devices: int) -> Bursts:
+    """Memory of each device that pods use beyond their requests, by uid."""
+    mib = st.sampled_from([0, 0, 100, 400])
+    return [{uid: used for uid in uids if (used := draw(mib))} for _ in range(devices)]
+
+
+def table_with(
+    devices: int,
+    booked: list[tuple[ContainerShares, ...]],
+    bursts: Bursts | None = None,
+    gone: Collection[str] = (),
+) -> DeviceTable:
     table = DeviceTable()
+    used = [
+        {uid: mib for uid, mib in some.items() if uid not in gone}
+        for some in bursts or [{}] * devices
+    ]
     table.upsert_node(
         node_devices(
-            NODE, [device(f"d{n}", index=n, memory_mib=MIB, slots=4) for n in range(devices)]
+            NODE,
+            [
+                device(f"d{n}", index=n, memory_mib=MIB, slots=4, bursts=used[n])
+                for n in range(devices)
+            ],
         )
     )
     for containers in booked:
@@ -71,13 +103,19 @@ def table_with(devices: int, booked: list[tuple[ContainerShares, ...]]) -> Devic
     return table
 
 
+def gone_with(units: Iterable[Unit], leaving: list[Leaving]) -> set[str]:
+    """Return the pods that are gone without these units."""
+    return {*(pod.uid for unit in units for pod in unit.pods), *(one.uid for one in leaving)}
+
+
 def cheapest(
     devices: int,
     request: PodRequest,
     offered: list[Unit],
-    leaving: list[tuple[ContainerShares, ...]],
+    leaving: list[Leaving],
     staying: list[tuple[ContainerShares, ...]],
     allowed: dict[str, int],
+    bursts: Bursts,
 ) -> Cost | None:
     """Return the cheapest set by trying every set on a new table each time."""
     costs = []
@@ -85,7 +123,8 @@ def cheapest(
         for some in combinations(offered, size):
             rest = [unit for unit in offered if unit not in some]
             booked = [*staying, *(shares for unit in rest for shares in unit.here)]
-            if not isinstance(pick(table_with(devices, booked), request, NODE), NodeRefusal):
+            left = table_with(devices, booked, bursts, gone_with(some, leaving))
+            if not isinstance(pick(left, request, NODE), NodeRefusal):
                 costs.append(cost_of(some, allowed))
     return min(costs, default=None)
 
@@ -96,22 +135,36 @@ def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
     data: st.DataObject, devices: int, request: PodRequest
 ) -> None:
     offered = data.draw(units(devices))
-    leaving = data.draw(st.lists(holdings(devices), max_size=2))
+    leaving = [
+        Leaving(f"leaving-{number}", shares)
+        for number, shares in enumerate(data.draw(st.lists(holdings(devices), max_size=2)))
+    ]
     staying = data.draw(st.lists(holdings(devices), max_size=2))
     allowed = {"a": data.draw(st.integers(0, 2)), "b": 1, "queue q": 500}
-    booked = [*leaving, *staying, *(shares for unit in offered for shares in unit.here)]
-    table = table_with(devices, booked)
+    booked = [
+        *(one.shares for one in leaving),
+        *staying,
+        *(shares for unit in offered for shares in unit.here),
+    ]
+    uids = ["other", *sorted(gone_with(offered, leaving))]
+    bursts = data.draw(bursts_of(uids, devices))
+    table = table_with(devices, booked, bursts)
     before = list(table.usages())
     found = run(find_victims(table, request, NODE, offered, leaving=leaving, allowed=allowed))
     assert list(table.usages()) == before
     table.check()
-    wanted = cheapest(devices, request, offered, leaving, staying, allowed)
+    wanted = cheapest(devices, request, offered, leaving, staying, allowed, bursts)
     assert (None if found is None else found.cost) == wanted
     if found is not None:
         assert found.is_exact
         assert cost_of(found.units, allowed) == found.cost
         left = [u for u in offered if u not in found.units]
-        rest = table_with(devices, [*staying, *(s for unit in left for s in unit.here)])
+        rest = table_with(
+            devices,
+            [*staying, *(s for unit in left for s in unit.here)],
+            bursts,
+            gone_with(found.units, leaving),
+        )
         assert not isinstance(pick(rest, request, NODE), NodeRefusal)
 
 

@@ -54,6 +54,7 @@ from hami_scheduler.shell.backlog import Backlog, Isolation
 from hami_scheduler.shell.bindadmission import BindAdmission
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.bindingreports import BindingReports
+from hami_scheduler.shell.bursts import Bursts
 from hami_scheduler.shell.claimapi import ClaimApi
 from hami_scheduler.shell.claimkeeper import ClaimKeeper
 from hami_scheduler.shell.claims import Claims
@@ -349,6 +350,14 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
         )
+        self.bursts = Bursts(
+            state=state,
+            evictions=effects.evictions,
+            kube=world.kube,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+        )
         self.gangs = Gangs(
             state=state,
             binder=self.binder,
@@ -518,6 +527,7 @@ class Scheduler:
         self._policies_changed()
         self.extender.use(settings)
         self.preemption.use(settings)
+        self.bursts.use(settings)
         self._effects.evictions.use(settings)
         self.gangs.use(settings)
 
@@ -538,6 +548,7 @@ class Scheduler:
             "mirrors for HAMi": self.mirrors.work,
             "wake waiting pods": self._waker.work,
             "preemption": self.preemption.work,
+            "bursts": self.bursts.work,
             "gangs": self.gangs.work,
             "wake gangs": self.gangs.wake,
             "placement for Kueue": self.placement.work,

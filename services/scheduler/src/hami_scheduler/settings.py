@@ -238,6 +238,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "preempt_nodes",
         "min_runtime_s",
         "min_runtime_most_s",
+        "burst_evict",
+        "burst_evict_s",
         "gang_lease_s",
         "gang_wait_s",
         "gang_retry_s",
@@ -358,6 +360,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     min_runtime_most_s: float = 3600.0
     """Maximum that a pod may claim by that annotation."""
+    burst_evict: bool = True
+    """Evict pods that use more memory than they request while their device lacks memory, see
+    docs/preemption.md."""
+    burst_evict_s: float = 5.0
+    """Time for which a device must lack memory before that.
+
+    A shorter one evicts pods whose use just fell.
+    """
     gang_lease_s: float = 30.0
     """Time for which the shares of a gang stay reserved while its members are bound."""
     gang_wait_s: float = 1.0

@@ -80,6 +80,44 @@ def test_refusal_for_foreign_use_names_the_memory_of_processes_outside(times: in
     assert found.feasible == []
 
 
+@pytest.mark.parametrize("times", [1, TIMES])
+def test_refusal_for_bursts_names_the_memory_beyond_the_requests(times: int) -> None:
+    table = table_of(
+        *(
+            node_devices(
+                f"{name}{number:02}",
+                [device(f"{name}{number:02}-0", foreign_mib=foreign_mib, bursts=bursts)],
+            )
+            for number in range(times)
+            for name, foreign_mib, bursts in (
+                ("a", 4_000, {"p": 6_000, "q": 2_032}),
+                ("b", 12_032, {"p": 1_024}),
+            )
+        )
+    )
+    assert texts(table, pod(ask(mib=30_000))) == {
+        "CardBurstUse: 30000 MiB wanted, 27968 free, 8032 used by pods beyond their requests (a00)",
+        "CardForeignUse: 30000 MiB wanted, 26944 free, 12032 used by processes outside HAMi (b00)",
+    }
+    assert "a00" in Verdicts(table).filter(pod(ask(mib=27_968)), table.nodes()).feasible
+    (verdict,) = explain(table, pod(ask(mib=30_000)), "a00").steps[0].devices
+    assert verdict == DeviceVerdict(
+        uuid="a00-0",
+        code="CardBurstUse",
+        wanted=30_000,
+        free=27_968,
+        foreign_mib=4_000,
+        burst_mib=8_032,
+    )
+
+
+def test_device_whose_last_burst_has_not_fallen_yet_is_not_given_whole() -> None:
+    table = table_of(node_devices("n", [device("x", bursts={"gone": 256})]))
+    assert texts(table, pod(whole())) == {
+        "CardBurstUse: 40000 MiB wanted, 39744 free, 256 used by pods beyond their requests (n)"
+    }
+
+
 def test_overcommitted_device_with_foreign_use_is_not_given_whole() -> None:
     scaled = device("x", capacity_mib=80_000, foreign_mib=256)
     table = table_of(node_devices("n", [scaled]))
@@ -296,7 +334,7 @@ def test_many_reasons_stay_under_one_kibibyte_and_keep_the_largest_classes() -> 
 
 
 def test_refusals_caused_by_other_pods_are_resolvable_and_others_are_not() -> None:
-    assert {"CardInsufficientMemory", "CardForeignUse"} <= RESOLVABLE
+    assert {"CardInsufficientMemory", "CardForeignUse", "CardBurstUse"} <= RESOLVABLE
     assert not RESOLVABLE & {"CardTypeMismatch", "NodeUnregistered", "NodeInsufficientDevice"}
 
 

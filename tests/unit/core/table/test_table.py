@@ -405,6 +405,70 @@ def test_shortfall_names_a_recalled_device_smaller_than_the_share() -> None:
     assert table.shortfall("n", [replace(two[0], shares=(share("x", 40_001),))]) == ("x",)
 
 
+def test_bursts_are_not_offered_except_to_their_own_pods() -> None:
+    table = DeviceTable()
+    small = held(share("x", 20_000))
+    used = device("x", foreign_mib=4_000, bursts={"me": 6_000, "other": 8_000})
+    table.upsert_node(node_devices("n", [used]))
+    assert table.book("n", [small]) == (), "it is not over capacity"
+    table.check()
+    assert (table.bursting, table.burst_mib("n", "me"), table.burst_mib("n", "you")) == (
+        {"n"},
+        6_000,
+        0,
+    )
+
+    def lacks(mib: int, own: str = "") -> bool:
+        grown = [held(share("x", mib))]
+        return table.shortfall("n", grown, without=[small], own=own) == ("x",)
+
+    assert not lacks(22_000)
+    assert lacks(22_001)
+    assert not lacks(28_000, own="me")
+    assert lacks(28_001, own="me")
+    table.upsert_node(node_devices("n", [device("x")]))
+    assert (table.bursting, table.burst_mib("n", "me")) == (set(), 0)
+    table.check()
+
+
+def test_lowered_bursts_are_offered_until_they_are_restored() -> None:
+    table = DeviceTable()
+    table.upsert_node(
+        node_devices(
+            "n", [device("x", bursts={"p": 6_000, "q": 1_000}), device("y", bursts={"p": 500})]
+        )
+    )
+    place = table.place("n")
+    assert place is not None
+
+    def free() -> list[int]:
+        return [int(place.block.free_mib[place.rows[uuid], place.column]) for uuid in ("x", "y")]
+
+    before = free()
+    table.lower_bursts("n", "p")
+    assert free() == [before[0] + 6_000, before[1] + 500]
+    table.restore_bursts("n", "p")
+    table.check()
+    assert free() == before == [33_000, 39_500]
+    table.lower_bursts("elsewhere", "p")
+    assert free() == before
+
+
+def test_bursts_leave_with_the_device_and_a_refused_record_changes_none() -> None:
+    table = DeviceTable()
+    table.upsert_node(node_devices("n", [device("x", bursts={"p": 1_000})]))
+    table.book("n", [held(share("x", 100))])
+    with pytest.raises(ValueError, match="is outside"):
+        table.upsert_node(node_devices("n", [device("x", bursts={"q": 1 << 50})]))
+    table.check()
+    assert (table.burst_mib("n", "p"), table.burst_mib("n", "q")) == (1_000, 0)
+    table.remove_node("n")
+    table.check()
+    assert (table.bursting, table.usage("n", "x") is None) == (set(), False)
+    table.unbook("n", [held(share("x", 100))])
+    assert "n" not in table
+
+
 def test_foreign_use_makes_no_booking_invalid_but_no_share_grows_into_it() -> None:
     table = DeviceTable()
     small = held(share("x", 20_000))

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device
+from hami_common.model.device import Burst, Device
 from hami_common.pods import annotations
 from tests.support.builders import as_admitted
 
@@ -67,8 +67,12 @@ def devices(
     slots: int = 16,
     boot_id: str = "boot-1",
     seq: int = 1,
+    bursts: dict[str, int] | None = None,
 ) -> NodeDevices:
-    """Canonical devices of a node, all equal."""
+    """Canonical devices of a node, all equal.
+
+    ``bursts``: memory (MiB) of each that pods use beyond their requests, by name.
+    """
     return NodeDevices(
         node=node,
         vendor="nvidia",
@@ -85,6 +89,10 @@ def devices(
                 memory_mib=memory_mib,
                 capacity_mib=memory_mib,
                 slots=slots,
+                bursts=tuple(
+                    Burst(pod_uid=f"uid-{name}", memory_mib=mib)
+                    for name, mib in (bursts or {}).items()
+                ),
             )
             for index in range(count)
         ),

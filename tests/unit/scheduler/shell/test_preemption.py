@@ -411,6 +411,65 @@ async def test_reclaim_can_be_disabled(tmp_path: Path) -> None:
     assert world.kube.evictions == []
 
 
+# --- bursts --------------------------------------------------------------------------------------
+
+
+async def bursting(world: World, node: str, **mib: int) -> None:
+    """Let pods of a node use more memory than they request."""
+    await world.add_devices(builders.devices(node, memory_mib=10_000, bursts=mib))
+    await quiet()
+
+
+async def test_pod_beyond_its_request_is_evicted_for_a_pod_of_any_priority() -> None:
+    world = await world_with((pod("calm", 0), "n1"), (pod("eager", 9, mem_mib=3000), "n2"))
+    await bursting(world, "n2", eager=4000)
+    waits = pod("waits", 0)
+    async with world.scheduler() as s:
+        answer = await ask(world, s, waits)
+        assert answer["FailedNodes"]["n2"].startswith(
+            "CardBurstUse: 6000 MiB wanted, 3000 free, 4000 used by pods beyond their requests"
+        )
+        assert world.kube.evictions == ["eager"]
+        (room,) = held(world)
+        assert (room.pod, room.node, room.awaits) == ("waits", "n2", ("uid-eager",))
+        (event,) = [e for e in world.kube.events if e["reason"] == "Preempted"]
+        assert "this pod uses 4000 MiB beyond its request" in event["message"]
+        await gone(world, "eager")  # its use is still in the record
+        assert (await ask(world, s, waits))["NodeNames"] == ["n2"]
+        assert await s.bind(waits, "n2") == ""
+        await quiet()
+        await bursting(world, "n2")
+        world.check_settled(*DEVICES)
+    (decision,) = world.decisions("preempt")
+    assert [(victim.pod, victim.priority) for victim in decision.victims] == [("eager", 9)]
+
+
+async def test_burst_that_returns_too_little_ends_no_pod() -> None:
+    world = await world_with(
+        (pod("calm", 0), "n1"), (pod("eager", 9, mem_mib=1000), "n2"), (pod("base", 9), "n2")
+    )
+    await bursting(world, "n2", eager=2000)
+    async with world.scheduler() as s:
+        await ask(world, s, pod("waits", 0))
+        assert world.kube.evictions == []
+        assert s.value("hami_scheduler_preemptions_total", outcome="none") == 1
+
+
+async def test_bursts_are_within_budgets_and_not_for_spot_pods() -> None:
+    eager = pod("eager", 9, mem_mib=3000, labels={"app": "db"})
+    world = await world_with((pod("calm", 9), "n1"), (eager, "n2"))
+    world.kube.put(BUDGET_PATH, BUDGET)
+    await bursting(world, "n2", eager=4000)
+    async with world.scheduler() as s:
+        await ask(world, s, pod("waits", 0))
+        assert s.value("hami_scheduler_preemptions_total", outcome="budget") == 1
+        world.kube.remove(BUDGET_PATH)
+        await ask(world, s, spot("cheap", 5))
+        assert world.kube.evictions == []
+        await ask(world, s, pod("other", 0))
+        assert world.kube.evictions == ["eager"]
+
+
 # --- spot ----------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,8 @@ class RefusedDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holders_left_out: Count = 0
     foreign_mib: MemoryMib = 0
     """Memory that processes outside HAMi use; it is not part of ``free``."""
+    burst_mib: MemoryMib = 0
+    """Memory that pods use beyond their requests; it is not part of ``free``."""
 
 
 class RefusedNode(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -558,9 +558,13 @@ class Ledger:
                 code="ReservationInDoubt",
                 text="ReservationInDoubt: an earlier reservation of the pod is being released",
             )
-        chosen = pick(
-            self.table, request, node, without=() if own is None else own.record.containers
-        )
+        self.table.lower_bursts(node, request.uid)
+        try:
+            chosen = pick(
+                self.table, request, node, without=() if own is None else own.record.containers
+            )
+        finally:
+            self.table.restore_bursts(node, request.uid)
         if isinstance(chosen, NodeRefusal):
             return chosen
         return self._reserve(
@@ -595,12 +599,14 @@ class Ledger:
         awaited = [self.holding(node, uid) for uid in hold.awaits]
         leaving = [other for other in awaited if other is not None]
         for other in leaving:
+            self.table.lower_bursts(node, other.record.pod_uid)
             self.table.unbook(node, other.record.containers)
         try:
             chosen = pick(self.table, request, node)
         finally:
             for other in leaving:
                 self.table.book(node, other.record.containers)
+                self.table.restore_bursts(node, other.record.pod_uid)
         if isinstance(chosen, NodeRefusal):
             return chosen
         return self._reserve(
@@ -841,7 +847,9 @@ class Ledger:
     ) -> Append | NodeRefusal:
         """Plan a change of an allocation's shares, on the same node and under the same id."""
         record = holding.record
-        lacking = self.table.shortfall(record.node, placement.containers, without=record.containers)
+        lacking = self.table.shortfall(
+            record.node, placement.containers, without=record.containers, own=record.pod_uid
+        )
         if placement.node != record.node or lacking:
             return NodeRefusal(
                 code="ShareLost",

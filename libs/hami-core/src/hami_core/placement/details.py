@@ -52,6 +52,7 @@ class _Device(NamedTuple):
     free: tuple[int, int, int]
     """Memory, compute and slots."""
     foreign_mib: int
+    burst_mib: int
 
 
 class _Node(NamedTuple):
@@ -191,14 +192,15 @@ def _devices(scene: Scene, number: int) -> Iterator[list[_Device]]:
         free_core = free_core - running.core
         free_slots = free_slots - running.slots
     stages = reached(scene, step)
-    foreign_mib = view.ints(block.foreign_mib)
-    each = (stages, mib, core, foreign_mib, free_mib, free_core, free_slots)
+    burst_mib = view.ints(block.burst_mib)
+    foreign_mib = view.ints(block.foreign_mib) - burst_mib
+    each = (stages, mib, core, foreign_mib, burst_mib, free_mib, free_core, free_slots)
     lines = [line.T.tolist() for line in each]
     for place, of_node in enumerate(zip(*lines, strict=True)):
         uuids = block.uuids[view.column(place)]
         yield [
-            _Device(uuid, stage, (wants_mib, wants_core), tuple(free), foreign)
-            for uuid, (stage, wants_mib, wants_core, foreign, *free) in zip(
+            _Device(uuid, stage, (wants_mib, wants_core), tuple(free), foreign, burst)
+            for uuid, (stage, wants_mib, wants_core, foreign, burst, *free) in zip(
                 uuids, zip(*of_node, strict=True), strict=False
             )
             if stage >= 0
@@ -216,6 +218,7 @@ def _detail(device: _Device, holders: Sequence[DeviceHolder]) -> RefusedDevice:
         holders=tuple(holders[:HOLDERS_LISTED]),
         holders_left_out=max(0, len(holders) - HOLDERS_LISTED),
         foreign_mib=device.foreign_mib,
+        burst_mib=device.burst_mib,
     )
 
 

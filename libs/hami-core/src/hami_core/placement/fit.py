@@ -88,13 +88,14 @@ class Stage(IntEnum):
     KIND = 13
     MEMORY = 14
     FOREIGN_MIB = 15
-    CORE = 16
-    UNITS = 17
-    PARTITION = 18
-    IDLE = 19
-    NUMA = 20
-    SHAPE = 21
-    FITS = 22
+    BURST_MIB = 16
+    CORE = 17
+    UNITS = 18
+    PARTITION = 19
+    IDLE = 20
+    NUMA = 21
+    SHAPE = 22
+    FITS = 23
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -335,11 +336,13 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     yield Stage.HEALTH, block.healthy[:, : block.count]
     yield Stage.CORDON, ~block.cordoned[:, : block.count]
     if request.exclusive and foreign_nodes(view) is not None:
-        yield Stage.FOREIGN, block.foreign_mib[:, : block.count] == 0
+        # A device with a burst is not idle, and is offered again as soon as the pod has ended.
+        here = slice(None), slice(None, block.count)
+        yield Stage.FOREIGN, block.foreign_mib[here] == block.burst_mib[here]
 
 
 def foreign_nodes(view: View) -> Bools | None:
-    """Return the nodes with memory that processes outside the ledger use; ``None``: no node."""
+    """Return the nodes with memory in use that no share books; ``None``: no node."""
     block = view.block
 
     def make() -> Bools | None:
@@ -675,12 +678,7 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         joined = JOINS.get(request.kind)
         other = kinds if joined is None else view.table.kinds.number(joined)
         yield Stage.KIND, _same_kind(scene, kinds, other)
-    mib = wanted_mib(view, request)
-    if foreign_nodes(view) is None:
-        yield Stage.MEMORY, free_mib >= mib
-    else:
-        yield Stage.MEMORY, free_mib + view.ints(block.foreign_mib) >= mib
-        yield Stage.FOREIGN_MIB, free_mib >= mib
+    yield from _memory(view, free_mib, wanted_mib(view, request))
     core = wanted_core(view, request)
     if not isinstance(core, int):
         yield Stage.CORE, (free_core >= core) | (core == 0)
@@ -694,6 +692,19 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
         yield Stage.PARTITION, _has_place(scene, request)
     if idle is not None and request.exclusive:
         yield Stage.IDLE, idle
+
+
+def _memory(view: View, free_mib: Ints, mib: Ints | int) -> Iterator[tuple[Stage, Bools]]:
+    """Yield the constraints on free memory: the last one decides, the others name the cause."""
+    if foreign_nodes(view) is None:
+        yield Stage.MEMORY, free_mib >= mib
+        return
+    yield Stage.MEMORY, free_mib + view.ints(view.block.foreign_mib) >= mib
+    if view.table.bursting:
+        yield Stage.FOREIGN_MIB, free_mib + view.ints(view.block.burst_mib) >= mib
+        yield Stage.BURST_MIB, free_mib >= mib
+    else:
+        yield Stage.FOREIGN_MIB, free_mib >= mib
 
 
 def _beside_used(view: View) -> Bools:

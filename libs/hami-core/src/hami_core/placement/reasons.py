@@ -65,6 +65,7 @@ RefusalCode = Literal[
     "ExclusiveDeviceAllocateConflict",
     "CardInsufficientMemory",
     "CardForeignUse",
+    "CardBurstUse",
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "NumaNotFit",
@@ -105,6 +106,7 @@ CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.HELD: "ExclusiveDeviceAllocateConflict",
     Stage.MEMORY: "CardInsufficientMemory",
     Stage.FOREIGN_MIB: "CardForeignUse",
+    Stage.BURST_MIB: "CardBurstUse",
     Stage.CORE: "CardInsufficientCore",
     Stage.UNITS: "CardComputeUnitsExhausted",
     Stage.IDLE: "ExclusiveDeviceAllocateConflict",
@@ -123,6 +125,7 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
         "ExclusiveDeviceAllocateConflict",
         "CardInsufficientMemory",
         "CardForeignUse",
+        "CardBurstUse",
         "CardInsufficientCore",
         "CardComputeUnitsExhausted",
         "NumaNotFit",
@@ -137,6 +140,7 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
 CLASSES_SHOWN: Final = 6
 TEXT_BYTES: Final = 140
 _OUTSIDE: Final = "used by processes outside HAMi"
+_BEYOND: Final = "used by pods beyond their requests"
 _NAME_SHOWN: Final = 45
 _WORDS_SHOWN: Final = 40
 
@@ -169,6 +173,8 @@ class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For a hardware partition: the resource that is too small; ``place``: no place in the grid."""
     foreign_mib: int = 0
     """Memory of the device that processes outside HAMi use; it is not part of ``free``."""
+    burst_mib: int = 0
+    """Memory of the device that pods use beyond their requests; it is not part of ``free``."""
     taken: bool = False
     """Chosen for the step."""
 
@@ -215,8 +221,9 @@ class Measure(NamedTuple):
     """For a hardware partition: the requested one, and the amount that is too small."""
     remedy: int = 0
     """Place in the vendor's modes, from 1, of one whose naming would lift the refusal; 0: none."""
-    foreign_mib: int = 0
-    """Memory that processes outside the ledger use on the best device, where that is the cause."""
+    cause_mib: int = 0
+    """Memory of the best device that processes outside HAMi use, or that pods use beyond their
+    requests, where that is the cause."""
 
 
 class ClosestNode(NamedTuple):
@@ -273,6 +280,7 @@ _STAGES_WITH_AMOUNT: Final = (
     Stage.FOREIGN,
     Stage.MEMORY,
     Stage.FOREIGN_MIB,
+    Stage.BURST_MIB,
     Stage.CORE,
     Stage.PARTITION,
     Stage.NUMA,
@@ -283,6 +291,7 @@ _STAGES_OF_AMOUNT: Final = (
     Stage.FOREIGN,
     Stage.MEMORY,
     Stage.FOREIGN_MIB,
+    Stage.BURST_MIB,
     Stage.CORE,
     Stage.UNITS,
 )
@@ -315,7 +324,7 @@ class Causes(NamedTuple):
     """``Lack`` as a number, where a partition does not fit."""
     remedy: Ints
     """Place in the vendor's modes, see ``Measure.remedy``."""
-    foreign_mib: Ints
+    cause_mib: Ints
     """As in ``Measure``."""
 
     @classmethod
@@ -406,7 +415,7 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     if offered is not None and wanted:
         is_short = (offered < wanted) & (offered != NO_MIB)
         foreign = foreign_nodes(view)
-        if foreign is not None:  # their devices may have enough memory without foreign use
+        if foreign is not None:  # their devices may have enough memory without that use
             is_short &= ~foreign
         short = np.flatnonzero(is_short)
         if len(short) == view.count:
@@ -466,8 +475,8 @@ def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int)
         opens = (remedy > 0).astype(np.int64)
         return Causes(words, none, opens, none.copy(), remedy, none.copy())
     wanted, free = _amounts(scene, step, stages, stage)
-    is_foreign = stage in (Stage.FOREIGN, Stage.FOREIGN_MIB)
-    if isinstance(wanted, int) and stage != Stage.PARTITION and not is_foreign:
+    has_cause = stage in (Stage.FOREIGN, Stage.FOREIGN_MIB, Stage.BURST_MIB)
+    if isinstance(wanted, int) and stage != Stage.PARTITION and not has_cause:
         # Where all devices want the same amount, least is missing where most is free.
         most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
         each = np.full(len(words), wanted, np.int64)
@@ -476,9 +485,17 @@ def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
     lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
     view = scene.view
-    foreign_mib = view.ints(view.block.foreign_mib)[best] if is_foreign else none.copy()
+    cause_mib = _cause_mib(view, stage)[best] if has_cause else none.copy()
     each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
-    return Causes(words, each[best], free[best], lack, none.copy(), foreign_mib)
+    return Causes(words, each[best], free[best], lack, none.copy(), cause_mib)
+
+
+def _cause_mib(view: View, stage: Stage) -> Ints:
+    """Return the memory of each device that is in use without a share, of the stage's kind."""
+    burst_mib = view.ints(view.block.burst_mib)
+    if stage == Stage.BURST_MIB:
+        return burst_mib
+    return view.ints(view.block.foreign_mib) - burst_mib
 
 
 def _remedies(view: View, step: Step, *, instead_of_devices: bool = False) -> Ints:
@@ -694,8 +711,8 @@ def _measure(found: Causes, column: int, name: str) -> Measure:
     """Return the best value at a column."""
     lack = Lack.of(int(found.lack[column]))
     wanted, free = int(found.wanted[column]), int(found.free[column])
-    remedy, foreign_mib = int(found.remedy[column]), int(found.foreign_mib[column])
-    return Measure(wanted, free, name, lack, remedy, foreign_mib)
+    remedy, cause_mib = int(found.remedy[column]), int(found.cause_mib[column])
+    return Measure(wanted, free, name, lack, remedy, cause_mib)
 
 
 def _refusal(
@@ -760,8 +777,8 @@ def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[In
     free: Ints | Shorts | Counts
     if stage == Stage.FOREIGN:
         wanted = view.ints(block.memory_mib)
-        free = wanted - view.ints(block.foreign_mib)
-    elif stage in (Stage.MEMORY, Stage.FOREIGN_MIB):
+        free = wanted - _cause_mib(view, stage)
+    elif stage in (Stage.MEMORY, Stage.FOREIGN_MIB, Stage.BURST_MIB):
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
     elif stage == Stage.LARGEST:
@@ -885,10 +902,10 @@ def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
             free = max(0, best.free)
             return f"{best.wanted} MiB{note} wanted, at most {free} MiB free on a device {where}"
         case Stage.FOREIGN:
-            return f"no device is unused, {best.foreign_mib} MiB {_OUTSIDE} {where}"
-        case Stage.FOREIGN_MIB:
-            free = max(0, best.free)
-            return f"{best.wanted} MiB wanted, {free} free, {best.foreign_mib} {_OUTSIDE} {where}"
+            return f"no device is unused, {best.cause_mib} MiB {_OUTSIDE} {where}"
+        case Stage.FOREIGN_MIB | Stage.BURST_MIB:
+            free, use = max(0, best.free), _OUTSIDE if stage == Stage.FOREIGN_MIB else _BEYOND
+            return f"{best.wanted} MiB wanted, {free} free, {best.cause_mib} {use} {where}"
         case Stage.CORE:
             return f"{best.wanted}% compute wanted, at most {best.free}% free on a device {where}"
         case _:
@@ -1066,8 +1083,9 @@ def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:
             continue
         fits = stage == Stage.FITS
         verdict = DeviceVerdict(uuid=uuid) if fits else _refused(scene, step, stages, row, uuid)
-        foreign_mib = int(scene.view.ints(scene.view.block.foreign_mib)[row, 0])
-        verdicts.append(replace(verdict, foreign_mib=foreign_mib))
+        foreign_mib = int(_cause_mib(scene.view, Stage.FOREIGN_MIB)[row, 0])
+        burst_mib = int(_cause_mib(scene.view, Stage.BURST_MIB)[row, 0])
+        verdicts.append(replace(verdict, foreign_mib=foreign_mib, burst_mib=burst_mib))
     return verdicts
 
 

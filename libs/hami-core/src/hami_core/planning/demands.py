@@ -156,7 +156,8 @@ def empty_table(devices: Iterable[NodeDevices]) -> DeviceTable:
     table = DeviceTable()
     for some in devices:
         usable = tuple(
-            replace(one, healthy=True, cordoned=False, foreign_mib=0) for one in some.devices
+            replace(one, healthy=True, cordoned=False, foreign_mib=0, bursts=())
+            for one in some.devices
         )
         table.upsert_node(replace(some, devices=usable))
     return table

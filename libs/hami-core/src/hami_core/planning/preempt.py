@@ -5,7 +5,8 @@ A pod may be evicted for another one if it is ours and bound, has a lower priori
 borrows what the other's queue is guaranteed, has run for its minimum runtime and is covered by at
 most one PodDisruptionBudget (the eviction API refuses others). No queue falls below its guarantee
 for a pod of another queue. Pods of class spot are evicted for any pod of another class, before all
-others.
+others. So are pods that use more memory than they request, whatever their priority and class, since
+a burst may be ended at any time (ADR 52).
 A member of a gang is evicted only with all members of the gang. A pod that is already terminating
 costs nothing: the plan waits for its capacity. Times are Unix seconds, durations seconds.
 """
@@ -18,9 +19,11 @@ from hami_common.skus.expansion import SPOT
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.planning.victims import NOTHING, Cost, Pod, Shares, Unit, least_of
+from hami_core.planning.victims import NOTHING, Cost, Leaving, Pod, Unit, least_of
 from hami_core.quota.accounts import Uses
 
+BurstOf = Callable[[PodFacts], int]
+"""Memory (MiB) that a pod uses beyond its request."""
 UsesOf = Callable[[PodFacts, int], Uses | None]
 """``Lenders.uses`` of a pod's record, for a pod with this priority."""
 
@@ -42,16 +45,22 @@ class Rules(Struct, frozen=True, kw_only=True):
     """Pods whose recent eviction failed."""
     uses_of: UsesOf | None = None
     """``None``: there are no queues; only pods with a lower priority may be evicted."""
-    takes_spot: bool = True
-    """The preempting pod is not of class spot itself."""
+    burst_of: BurstOf | None = None
+    """``None``: no pod uses more than it requests."""
+    is_spot: bool = False
+    """The preempting pod is of class spot: it evicts other pods only by priority."""
 
     def uses(self, pod: PodFacts, *, priority: int) -> Uses | None:
         """Return what evicting the pod for one of ``priority`` uses; ``None``: it must stay."""
-        if self.takes_spot and pod.service_class == SPOT:
+        if not self.is_spot and (pod.service_class == SPOT or self.burst_mib(pod)):
             return ()
         if self.uses_of is not None:
             return self.uses_of(pod, priority)
         return () if pod.priority < priority else None
+
+    def burst_mib(self, pod: PodFacts) -> int:
+        """Return the memory that the pod uses beyond its request."""
+        return 0 if self.burst_of is None else self.burst_of(pod)
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -60,9 +69,9 @@ class Site(Struct, frozen=True, kw_only=True):
     units: tuple[Unit, ...] = ()
     leaving: tuple[Holding, ...] = ()
 
-    def leaving_shares(self) -> tuple[Shares, ...]:
-        """Return the shares of pods that leave in any case."""
-        return tuple(holding.record.containers for holding in self.leaving)
+    def without(self) -> tuple[Leaving, ...]:
+        """Return the pods that leave in any case, with their shares."""
+        return tuple(Leaving.of(holding) for holding in self.leaving)
 
 
 def least_cost(

@@ -193,7 +193,7 @@ def template_of(
 
 
 def _like_new(device: Device) -> Device:
-    return replace(device, healthy=True, health_reason="", cordoned=False, foreign_mib=0)
+    return replace(device, healthy=True, health_reason="", cordoned=False, foreign_mib=0, bursts=())
 
 
 def add_nodes(

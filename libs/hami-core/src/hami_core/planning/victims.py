@@ -10,13 +10,15 @@ The search goes through the sets in that order and takes the first that frees en
 its answer is exact while it needs no more than ``tests`` trials. Beyond that it evicts all units
 and restores units, the most important first, while the pod still fits: then no pod of the answer
 could stay, but another answer might be cheaper, and ``Victims.is_exact`` is false. A trial unbooks
-the shares of the set and books them again, so the table is unchanged whenever the search yields. Of
-pods it uses only their priorities; times are Unix seconds.
+the shares of the set and books them again, so the table is unchanged whenever the search yields. A
+trial also offers the memory that these pods use beyond their requests. Of pods it uses only their
+priorities; times are Unix seconds.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Final, NamedTuple
 
@@ -25,6 +27,7 @@ from msgspec import Struct
 
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import SPOT_OFFSET
 from hami_core.placement.fit import Plan, Scene, Stage, View, compile_request, reached
 from hami_core.placement.placing import place
@@ -66,6 +69,18 @@ class Unit(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Key that orders units of equal cost."""
         return self.pods[0].uid
+
+
+class Leaving(NamedTuple):
+    """A pod that leaves the node anyway."""
+
+    uid: str
+    shares: Shares
+
+    @classmethod
+    def of(cls, holding: Holding) -> "Leaving":
+        """Return the pod of ``holding``."""
+        return cls(holding.record.pod_uid, holding.record.containers)
 
 
 class Cost(NamedTuple):
@@ -124,14 +139,14 @@ def find_victims(
     node: str,
     units: Iterable[Unit],
     *,
-    leaving: Sequence[Shares] = (),
+    leaving: Sequence[Leaving] = (),
     allowed: Mapping[str, int] | None = None,
     below: Cost | None = None,
     tests: int = TESTS,
 ) -> Generator[None, None, Victims | None]:
     """Return the cheapest of ``units`` without which the pod fits on ``node``, or ``None``.
 
-    ``leaving`` are shares of pods that leave anyway. Only an answer that costs less than ``below``
+    ``leaving`` are pods that leave anyway. Only an answer that costs less than ``below``
     is searched for. The node, the units and their shares must not change during the search.
     """
     trial = _Trial(table, request, node, leaving)
@@ -192,6 +207,27 @@ def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, li
     return needed
 
 
+@contextmanager
+def without(
+    table: DeviceTable, node: str, units: Iterable[Unit], leaving: Iterable[Leaving] = ()
+) -> Iterator[None]:
+    """Offer all that these pods have on the node, in the table until the context ends."""
+    units, leaving = tuple(units), tuple(leaving)
+    shares = [*(one.shares for one in leaving), *(some for unit in units for some in unit.here)]
+    uids = {*(one.uid for one in leaving), *(pod.uid for unit in units for pod in unit.pods)}
+    for uid in uids:
+        table.lower_bursts(node, uid)
+    for some in shares:
+        table.unbook(node, some)
+    try:
+        yield
+    finally:
+        for some in shares:
+            table.book(node, some)
+        for uid in uids:
+            table.restore_bursts(node, uid)
+
+
 def run(search: Generator[None, None, Victims | None]) -> Victims | None:
     """Run a search without interruption and return its answer."""
     while True:
@@ -222,7 +258,7 @@ class _Trial:
     """Test whether the pod would fit on one node without some of the pods there."""
 
     def __init__(
-        self, table: DeviceTable, request: PodRequest, node: str, leaving: Sequence[Shares]
+        self, table: DeviceTable, request: PodRequest, node: str, leaving: Sequence[Leaving]
     ) -> None:
         self._table = table
         self._node = node
@@ -258,11 +294,5 @@ class _Trial:
 
     def fits(self, units: Iterable[Unit]) -> bool:
         """Return whether the pod fits without ``units`` and the pods that leave anyway."""
-        without = [*self._leaving, *(shares for unit in units for shares in unit.here)]
-        for shares in without:
-            self._table.unbook(self._node, shares)
-        try:
+        with without(self._table, self._node, units, self._leaving):
             return bool(place(self._view(), self._plan, choose=False).fits[0])
-        finally:
-            for shares in without:
-                self._table.book(self._node, shares)

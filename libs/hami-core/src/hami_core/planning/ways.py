@@ -36,7 +36,7 @@ from hami_core.placement.reasons import RESOLVABLE, NodeExplanation, explain
 from hami_core.planning.defrag import Move, Tenant, plan_moves
 from hami_core.planning.eligible import Document
 from hami_core.planning.scaling import Pods, add_nodes, template_of
-from hami_core.planning.victims import Pod, Unit, Victims, find_victims, run
+from hami_core.planning.victims import Pod, Unit, Victims, find_victims, run, without
 from hami_core.planning.whatif import Change, Governed, Refusal, Scene, changes
 
 MOVE_COST: Final = 0.25
@@ -235,13 +235,8 @@ class _Search:
 
     def _fits_without(self, victims: Victims) -> bool:
         """Return whether the pod starts when these pods have ended, quotas included."""
-        table = self._ledger.table
-        gone = [shares for unit in victims.units for shares in unit.here]
-        for shares in gone:
-            table.unbook(victims.node, shares)
-        node, _ = self.scene.best(self._request)
-        for shares in gone:
-            table.book(victims.node, shares)
+        with without(self._ledger.table, victims.node, victims.units):
+            node, _ = self.scene.best(self._request)
         return bool(node)
 
     def _occupant(self, holding: Holding) -> Occupant:
@@ -309,6 +304,7 @@ def _kind(some: Iterable[NodeDevices]) -> tuple[object, ...]:
                         cordoned=False,
                         health_reason="",
                         foreign_mib=0,
+                        bursts=(),
                     )
                     for device in known.devices
                 ]

@@ -51,6 +51,7 @@ _MATRICES: Final[dict[str, Any]] = {
     "capacity_mib": np.int64,
     "largest_mib": np.int64,
     "foreign_mib": np.int64,
+    "burst_mib": np.int64,
     "used_mib": np.int64,
     "free_mib": np.int64,
     "capacity_core": np.int32,
@@ -101,7 +102,14 @@ _SMALL: Final = (
     "used_slots",
     "exclusive_holders",
 )
-_MEMORY: Final = ("memory_mib", "capacity_mib", "largest_mib", "foreign_mib", "used_mib")
+_MEMORY: Final = (
+    "memory_mib",
+    "capacity_mib",
+    "largest_mib",
+    "foreign_mib",
+    "burst_mib",
+    "used_mib",
+)
 
 
 class Cell(Struct, kw_only=True):
@@ -120,6 +128,8 @@ class Cell(Struct, kw_only=True):
     largest_mib: int = 0
     """As in ``Block``."""
     foreign_mib: int = 0
+    """As in ``Block``."""
+    burst_mib: int = 0
     capacity_core: int = 0
     slots: int = 0
     used_mib: int = 0
@@ -158,8 +168,10 @@ class Block:
     largest_mib: Ints
     """Memory of the largest share that the device can serve; 0: no bound but its capacity."""
     foreign_mib: Ints
-    """Memory that processes outside the ledger use: not offered, but no shares are over capacity
-    because of it."""
+    """Memory in use that no share books, ``burst_mib`` included: not offered, but no shares are
+    over capacity because of it."""
+    burst_mib: Ints
+    """The part of ``foreign_mib`` that pods use beyond their requests."""
     used_mib: Ints
     free_mib: Ints
     """Memory to offer: ``capacity_mib - foreign_mib - used_mib``, which may be negative."""
@@ -380,6 +392,7 @@ class Block:
             self.capacity_mib[at] = cell.capacity_mib
             self.largest_mib[at] = cell.largest_mib
             self.foreign_mib[at] = cell.foreign_mib
+            self.burst_mib[at] = cell.burst_mib
             self.used_mib[at] = cell.used_mib
             self.capacity_core[at] = cell.capacity_core
             self.used_core[at] = cell.used_core
@@ -507,6 +520,7 @@ class Block:
                 capacity_mib=int(self.capacity_mib[row, column]),
                 largest_mib=int(self.largest_mib[row, column]),
                 foreign_mib=int(self.foreign_mib[row, column]),
+                burst_mib=int(self.burst_mib[row, column]),
                 capacity_core=int(self.capacity_core[row, column]),
                 slots=int(self.slots[row, column]),
                 used_mib=int(self.used_mib[row, column]),

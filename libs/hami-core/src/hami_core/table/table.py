@@ -100,6 +100,12 @@ class Place(Struct, kw_only=True):
     """By UUID: partitions that are booked, by ``Share.part``."""
     kinds: dict[str, dict[str, int]] = {}
     """By UUID: number of pods with shares of each kind."""
+    bursts: dict[str, dict[str, int]] = {}
+    """By UUID: memory that pods use beyond their requests, by uid."""
+
+    def free_mib(self, uuid: str) -> int:
+        """Return the device's memory to offer; negative: it lacks memory."""
+        return int(self.block.free_mib[self.rows[uuid], self.column])
 
 
 class DeviceTable:
@@ -125,6 +131,8 @@ class DeviceTable:
         self.divisions: list[Division] = [Division((), {})]
         """Tables of partitions, by number; the first is that of devices without any."""
         self.blocks: list[Block] = []
+        self.bursting: set[str] = set()
+        """Nodes with pods that use more memory than they request."""
         self.codes: dict[str, int] = {}
         """Location of each node: block number and, in the low ``COLUMN_BITS``, column."""
         self.link_classes: dict[int, LinkClass] = {}
@@ -193,6 +201,12 @@ class DeviceTable:
             return None
         return self._usage(place, uuid)
 
+    def burst_mib(self, node: str, pod_uid: str) -> int:
+        """Return the memory of the node's devices that the pod uses beyond its request."""
+        if node not in self.bursting:
+            return 0
+        return sum(by_pod.get(pod_uid, 0) for by_pod in self._places[node].bursts.values())
+
     def _usage(self, place: Place, uuid: str) -> Usage:
         block, at = place.block, (place.rows[uuid], place.column)
         return Usage(
@@ -228,9 +242,10 @@ class DeviceTable:
         _require_links(devices.links)
         is_new, links = place is None, None if place is None else place.links.get(vendor)
         place = place or self._add(devices.node)
-        was_alive = place.alive.get(vendor)
+        was_alive, bursts = place.alive.get(vendor), place.bursts
         place.alive[vendor] = alive
         place.links[vendor] = devices.links
+        place.bursts = bursts | {one.uuid: _bursts(one) for one in devices.devices}
         try:
             self._rewrite(devices.node, place, cells)
         except Exception:
@@ -238,6 +253,7 @@ class DeviceTable:
             # stay usable.
             _restore(place.alive, vendor, was_alive)
             _restore(place.links, vendor, links)
+            place.bursts = bursts
             self._rewrite(devices.node, place, [] if is_new else before)
             raise
         self.inventory_revision = max(self.inventory_revision, revision)
@@ -343,6 +359,7 @@ class DeviceTable:
 
     def _cell(self, device: Device, vendor: int, before: Cell | None, *, alive: bool) -> Cell:
         used = before or Cell(uuid=device.uuid, vendor=vendor)
+        burst_mib = sum(_bursts(device).values())
         return Cell(
             uuid=device.uuid,
             vendor=vendor,
@@ -355,7 +372,8 @@ class DeviceTable:
             memory_mib=device.memory_mib,
             capacity_mib=device.capacity_mib,
             largest_mib=device.largest_mib,
-            foreign_mib=device.foreign_mib,
+            foreign_mib=device.foreign_mib + burst_mib,
+            burst_mib=burst_mib,
             capacity_core=device.capacity_core_pct,
             slots=device.slots,
             used_mib=used.used_mib,
@@ -418,6 +436,7 @@ class DeviceTable:
         if not kept and not place.alive:
             self._take_out(place)
             del self._places[node], self.codes[node]
+            self.bursting.discard(node)
             self.places_version += 1
             return
         width = 1 << max(0, len(kept) - 1).bit_length()
@@ -435,6 +454,12 @@ class DeviceTable:
         place.block.write(place.column, kept, link_class=self._link_class(place, kept))
         for uuid in place.parts.keys() | place.kinds.keys():
             self._divide(place, uuid)
+        bursts = ((cell.uuid, place.bursts.get(cell.uuid)) for cell in kept if cell.known)
+        place.bursts = {uuid: by_pod for uuid, by_pod in bursts if by_pod}
+        if place.bursts:
+            self.bursting.add(node)
+        else:
+            self.bursting.discard(node)
 
     def _take_out(self, place: Place) -> None:
         moved = place.block.remove(place.column)
@@ -540,6 +565,29 @@ class DeviceTable:
         if emptied:
             self._rewrite(node, place, block.read(place.column))
 
+    def lower_bursts(self, node: str, pod_uid: str) -> None:
+        """Offer the memory that the pod uses beyond its request, until ``restore_bursts``.
+
+        For questions about a time when the pod has ended, or about its own shares.
+        """
+        self._free_bursts(node, pod_uid, sign=1)
+
+    def restore_bursts(self, node: str, pod_uid: str) -> None:
+        """Undo ``lower_bursts`` for the same pod."""
+        self._free_bursts(node, pod_uid, sign=-1)
+
+    def _free_bursts(self, node: str, pod_uid: str, *, sign: int) -> None:
+        if node not in self.bursting:
+            return
+        # Booked as a negative amount: ``foreign_mib`` is a fact of the inventory, from which
+        # results are derived that are kept until the inventory changes.
+        place = self._places[node]
+        for uuid, by_pod in place.bursts.items():
+            row, mib = place.rows[uuid], sign * by_pod.get(pod_uid, 0)
+            if mib:
+                place.block.book(row, place.column, mib=-mib, core=0, slots=0, exclusive=0)
+        self.version += 1
+
     def rebook(self, node: str, holdings: Iterable[Iterable[ContainerShares]]) -> None:
         """Book exactly these shares on a node, whatever was booked there.
 
@@ -590,14 +638,16 @@ class DeviceTable:
         containers: Iterable[ContainerShares],
         *,
         without: Iterable[ContainerShares] = (),
+        own: str = "",
         believe: bool = False,
     ) -> tuple[str, ...]:
         """Return the devices on which these shares are not free once ``without`` is released.
 
         Checks arithmetic only: health, cordon and selectors do not matter for shares that a pod
-        already has. Memory that processes outside the ledger use is lacking for shares that grow. A
-        device that is not registered counts as lacking. The caller may have reason to ``believe``
-        that the shares were free when they were assigned: then neither counts.
+        already has. Memory in use that no share books is lacking for shares that grow, except what
+        the pod with the uid ``own`` uses itself. A device that is not registered counts as lacking.
+        The caller may have reason to ``believe`` that the shares were free when they were assigned:
+        then neither counts.
         """
         place = self._places.get(node)
         containers, mine = tuple(containers), booked_by_device(without)
@@ -610,7 +660,7 @@ class DeviceTable:
                 continue
             have = mine.get(uuid, NOTHING)
             at, block = (row, place.column), place.block
-            foreign_mib = int(block.foreign_mib[at])
+            foreign_mib = int(block.foreign_mib[at]) - place.bursts.get(uuid, {}).get(own, 0)
             if believe or need.memory_mib <= have.memory_mib:
                 foreign_mib = 0
             free_mib = int(block.capacity_mib[at] - block.used_mib[at]) - foreign_mib
@@ -653,7 +703,7 @@ class DeviceTable:
             placed += block.count
             for column in range(block.count):
                 self._check_node(number, block, column)
-        if not placed == len(self._places) == len(self.codes):
+        if not placed == len(self._places) == len(self.codes) or self.bursting - self.codes.keys():
             raise InvariantBroken(what=f"{placed} columns hold {len(self._places)} nodes")
         for uuid, nodes in self._nodes_by_uuid.items():
             if any(uuid not in self._places[node].rows for node in nodes):
@@ -681,6 +731,7 @@ class DeviceTable:
                 block.free_mib[at]
                 != block.capacity_mib[at] - block.foreign_mib[at] - block.used_mib[at]
                 or block.free_core[at] != block.capacity_core[at] - block.used_core[at]
+                or block.burst_mib[at] != sum(place.bursts.get(uuid, {}).values())
                 or block.idle[at] != (block.used_slots[at] == 0)
                 or block.has_slot[at] != (block.used_slots[at] < block.slots[at])
                 or block.unheld[at] != (block.exclusive_holders[at] == 0)
@@ -696,6 +747,8 @@ class DeviceTable:
                 block.spent[(slice(None), *at)] != spent
             ).any():
                 raise InvariantBroken(what=f"device {uuid} on {node} has stale partitions")
+        if (node in self.bursting) != bool(place.bursts) or place.bursts.keys() - rows.keys():
+            raise InvariantBroken(what=f"node {node} has stale bursts")
         if (place.parts.keys() | place.kinds.keys()) - rows.keys():
             raise InvariantBroken(what=f"node {node} has partitions on a device that it lacks")
         for vendor, totals in block.totals.items():
@@ -732,6 +785,14 @@ def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> di
     return {key: count for key, count in summed.items() if count > 0}
 
 
+def _bursts(device: Device) -> dict[str, int]:
+    """Return the memory that pods use beyond their requests, by uid."""
+    summed: dict[str, int] = {}
+    for one in device.bursts:
+        summed[one.pod_uid] = summed.get(one.pod_uid, 0) + one.memory_mib
+    return summed
+
+
 def _board(device: Device) -> int:
     """Return a number for the device's physical card, 0 where it is the card."""
     name = device.attributes.get(BOARD, "")
@@ -740,4 +801,7 @@ def _board(device: Device) -> int:
 
 def _ghost(cell: Cell) -> Cell:
     """Return the cell of a device that is not registered (any more)."""
-    return replace(cell, known=False, healthy=False, alive=False)
+    foreign_mib = cell.foreign_mib - cell.burst_mib
+    return replace(
+        cell, known=False, healthy=False, alive=False, foreign_mib=foreign_mib, burst_mib=0
+    )

@@ -3,13 +3,14 @@
 
 Per model: the largest share, how many shares of a size fit, free memory and the part of it that is
 stranded, by cause and by the namespaces whose allocations cause it. A device counts with its first
-cause in the order of ``CAUSES``; ``foreign`` also counts where it takes only part of the free
-memory. Selectors of pods, quotas and links between devices are not evaluated: the scheduler decides
-about a concrete pod (``hamictl simulate``). Memory in MiB, compute in percent of one device.
+cause in the order of ``CAUSES``; ``foreign`` and ``burst`` also count where they take only part of
+the free memory. Selectors of pods, quotas and links between devices are not evaluated: the
+scheduler decides about a concrete pod (``hamictl simulate``). Memory in MiB, compute in percent of
+one device.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -26,10 +27,11 @@ CAUSES: Final = (
     "compute",
     "mode",
     "foreign",
+    "burst",
 )
 """Causes of free memory that cannot be given: the agent is silent, the device is unhealthy or
 cordoned, one share has it exclusively, its slots or its compute are used up, no hardware partition
-of its mode fits, or processes outside HAMi use the memory.
+of its mode fits, processes outside HAMi use the memory, or pods use it beyond their requests.
 """
 TOP: Final = 5
 """Namespaces that are listed per model."""
@@ -46,11 +48,17 @@ class Offer(NamedTuple):
     """Memory that is not booked."""
 
 
+def burst_mib(device: Device) -> int:
+    """Return the memory that pods use beyond their requests."""
+    return sum(burst.memory_mib for burst in device.bursts)
+
+
 def offer_of(device: Device, booked: Booked) -> Offer:
     """Return the largest share; whether the agent is silent is not considered."""
     free_mib = max(0, device.capacity_mib - booked.memory_mib)
     core_pct = max(0, device.capacity_core_pct - booked.core_pct)
-    memory_mib, cause = max(0, free_mib - device.foreign_mib), ""
+    unused_mib = max(0, free_mib - device.foreign_mib)
+    memory_mib, cause = max(0, unused_mib - burst_mib(device)), ""
     if device.largest_mib and device.overcommit == RECALL:
         memory_mib = min(memory_mib, max(0, device.largest_mib - device.foreign_mib))
     if not device.healthy:
@@ -70,13 +78,13 @@ def offer_of(device: Device, booked: Booked) -> Offer:
         if best is None:
             cause = "mode"
         elif best.memory_mib > memory_mib:
-            cause = "foreign"
+            cause = "foreign" if best.memory_mib > unused_mib else "burst"
         else:
             memory_mib, core_pct = best.memory_mib, best.core_pct
     elif not core_pct and device.capacity_core_pct:
         cause = "compute"
     elif not memory_mib and free_mib:
-        cause = "foreign"
+        cause = "burst" if unused_mib else "foreign"
     if cause or not memory_mib:
         memory_mib = core_pct = 0
     return Offer(memory_mib, core_pct, cause if free_mib else "", free_mib)
@@ -112,7 +120,8 @@ def fitting(device: Device, booked: Booked, offer: Offer, *, memory_mib: int, co
     slots = device.slots - booked.slots
     if device.partitions:
         return min(slots, _partitions(device, booked, memory_mib, core_pct))
-    by_memory = max(0, offer.free_mib - device.foreign_mib) // memory_mib
+    unused_mib = offer.free_mib - device.foreign_mib - burst_mib(device)
+    by_memory = max(0, unused_mib) // memory_mib
     # The first share without a compute limit needs some compute left, and takes none.
     by_core = (device.capacity_core_pct - booked.core_pct) // core_pct if core_pct else slots
     return min(slots, by_memory, by_core)
@@ -199,6 +208,8 @@ class ModelCapacity(Struct, frozen=True, kw_only=True):
     """Memory that is not booked, stranded memory included."""
     foreign_mib: int
     """Memory in use that no allocation covers."""
+    burst_mib: int
+    """Memory that pods use beyond their requests."""
     largest_mib: int
     """Memory of the largest share that can still be given; 0: none."""
     largest_core_pct: int
@@ -239,6 +250,17 @@ def measure(
     )
 
 
+def _lost(one: Measured) -> Iterator[tuple[str, int]]:
+    """Yield the causes for which free memory of a device cannot be given, with that memory."""
+    cause = "silent" if one.is_silent and one.offer.free_mib else one.offer.cause
+    if cause:
+        yield cause, one.offer.free_mib
+        return
+    foreign_mib = min(one.offer.free_mib, one.device.foreign_mib)
+    bursts_mib = min(one.offer.free_mib - foreign_mib, burst_mib(one.device))
+    yield from ((c, mib) for c, mib in (("foreign", foreign_mib), ("burst", bursts_mib)) if mib)
+
+
 def _model(
     vendor: str,
     model: str,
@@ -258,11 +280,7 @@ def _model(
     counts: Counter[str] = Counter()
     holders: Counter[str] = Counter()
     for one in devices:
-        cause = "silent" if one.is_silent and one.offer.free_mib else one.offer.cause
-        lost_mib = one.offer.free_mib
-        if not cause and one.device.foreign_mib:
-            cause, lost_mib = "foreign", min(lost_mib, one.device.foreign_mib)
-        if cause and lost_mib:
+        for cause, lost_mib in _lost(one):
             counts[cause] += 1
             stranded[cause] += lost_mib
             holders.update(_by_holder(one.shares, cause, lost_mib))
@@ -274,6 +292,7 @@ def _model(
         capacity_mib=sum(one.device.capacity_mib for one in devices),
         free_mib=sum(one.offer.free_mib for one in devices),
         foreign_mib=sum(one.device.foreign_mib for one in devices),
+        burst_mib=sum(burst_mib(one.device) for one in devices),
         largest_mib=largest.offer.memory_mib if largest else 0,
         largest_core_pct=largest.offer.core_pct if largest else 0,
         largest_on=largest.node if largest else "",

@@ -288,6 +288,7 @@ def canonical_device(
         overcommit=RECALL if is_recalled else MANAGED,
         largest_mib=physical_mib if is_recalled else 0,
         foreign_mib=_foreign_mib(use, facts),
+        bursts=tuple(sorted(facts.bursts, key=lambda burst: burst.pod_uid)),
         capacity_core_pct=core_pct,
         slots=min(use.slots, facts.max_shares) if facts.max_shares else use.slots,
         minor=facts.minor,

@@ -19,7 +19,7 @@ from msgspec import Struct
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, booked_by_device
-from hami_registry.core.capacity import Offer, offer_of
+from hami_registry.core.capacity import Offer, burst_mib, offer_of
 from hami_registry.core.projection import Projection
 
 CORDONED: Final = 1
@@ -102,6 +102,8 @@ class DeviceColumns(Struct, frozen=True, kw_only=True):
     """
     foreign_mib: tuple[int, ...]
     """Memory in use that no allocation covers; it is not offered."""
+    burst_mib: tuple[int, ...]
+    """Memory that pods use beyond their requests; it is not offered until they end."""
     offer_mib: tuple[int, ...]
     """Memory of the largest share that it can still give."""
     offer_core_pct: tuple[int, ...]
@@ -182,6 +184,7 @@ class _DeviceRow(NamedTuple):
     reason: str
     partitions: str
     foreign_mib: int
+    burst_mib: int
     offer_mib: int
     offer_core_pct: int
     stranded_by: str
@@ -410,6 +413,7 @@ def _device_row(device: Device, booked: Booked, offer: Offer) -> _DeviceRow:
             for part, count in sorted(booked.parts.items())
         ),
         foreign_mib=device.foreign_mib,
+        burst_mib=burst_mib(device),
         offer_mib=offer.memory_mib,
         offer_core_pct=offer.core_pct,
         stranded_by=offer.cause,

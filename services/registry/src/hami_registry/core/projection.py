@@ -23,6 +23,7 @@ from hami_common.events.decision import DecisionRecord, Moment
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.isolation import Isolation, isolation_of
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_registry.core.capacity import burst_mib
 from hami_registry.core.stranded import Holding
 
 DECISIONS_PER_POD = 8
@@ -51,6 +52,8 @@ class DeviceView(Struct, frozen=True, kw_only=True):
     exclusive: bool
     foreign_mib: int
     """Memory in use that no allocation covers; new shares do not get it."""
+    burst_mib: int
+    """Memory that pods use beyond their requests; new shares do not get it until they end."""
     healthy: bool
     health_reason: str
     cordoned: bool
@@ -288,6 +291,7 @@ class Projection:
                 booked_slots=held.slots,
                 exclusive=held.exclusive,
                 foreign_mib=device.foreign_mib,
+                burst_mib=burst_mib(device),
                 healthy=device.healthy,
                 health_reason=device.health_reason,
                 cordoned=device.cordoned,

@@ -337,6 +337,7 @@ class FleetFeed:
             "core": metrics.capacity_largest_core,
             "free": metrics.capacity_free,
             "foreign": metrics.capacity_foreign,
+            "burst": metrics.capacity_burst,
             "fits": metrics.capacity_fitting,
             "stranded": metrics.capacity_stranded,
         }
@@ -347,6 +348,7 @@ class FleetFeed:
             values["core"][key] = one.largest_core_pct
             values["free"][key] = one.free_mib
             values["foreign"][key] = one.foreign_mib
+            values["burst"][key] = one.burst_mib
             values["fits"].update({(*key, fit.size): fit.count for fit in one.fits})
             stranded = {part.cause: part.memory_mib for part in one.stranded}
             values["stranded"].update({(*key, cause): stranded.get(cause, 0) for cause in CAUSES})

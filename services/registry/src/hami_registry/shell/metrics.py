@@ -126,13 +126,19 @@ class Metrics:
         self.capacity_stranded = Gauge(
             "hami_registry_capacity_stranded_mib",
             "Free memory that no share can use, in MiB, by cause (silent, unhealthy, cordoned, "
-            "exclusive, slots, compute, mode, foreign).",
+            "exclusive, slots, compute, mode, foreign, burst).",
             ["vendor", "model", "cause"],
             registry=registry,
         )
         self.capacity_foreign = Gauge(
             "hami_registry_capacity_foreign_mib",
             "Memory in use without an allocation, in MiB.",
+            ["vendor", "model"],
+            registry=registry,
+        )
+        self.capacity_burst = Gauge(
+            "hami_registry_capacity_burst_mib",
+            "Memory that pods use beyond their requests, in MiB.",
             ["vendor", "model"],
             registry=registry,
         )

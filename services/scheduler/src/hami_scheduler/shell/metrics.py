@@ -136,6 +136,11 @@ class Metrics:
             "Pods evicted for one with a higher priority.",
             registry=registry,
         )
+        self.bursts_evicted = Counter(
+            "hami_scheduler_bursts_evicted",
+            "Pods evicted because their device lacks memory that they use beyond their requests.",
+            registry=registry,
+        )
         self.defrag_steps = Counter(
             "hami_scheduler_defrag_steps",
             "Calls about the defragmentation for a waiting pod, by outcome.",

@@ -58,7 +58,7 @@ from hami_core.planning.preempt import (
     site,
     wanted_grace_s,
 )
-from hami_core.planning.victims import Cost, Victims, find_victims, run
+from hami_core.planning.victims import Cost, Leaving, Victims, find_victims, run
 from hami_core.quota.accounts import Lenders, Uses
 from hami_core.quota.resourcequota import least_amounts
 from hami_core.quota.verdicts import wanted_on
@@ -157,7 +157,9 @@ class Preemption:
         if not self._quarantine.is_due(PREEMPTION, uid):
             return
         lowest = self._state.pods.lowest_priority()
-        if lowest is None or (lowest >= priority and not self._may_reclaim(request)):
+        if lowest is None or (
+            lowest >= priority and not self._may_end_bursts(pod) and not self._may_reclaim(request)
+        ):
             return
         if uid in self._asked or len(self._asked) >= ASKED_MOST:
             return
@@ -225,8 +227,8 @@ class Preemption:
                 if self._settings.preemption
                 else [],
                 leaving=[
-                    *(holding.record.containers for holding in going),
-                    *(h.record.containers for h in found.leaving if h.record.pod_uid not in uids),
+                    *(Leaving.of(holding) for holding in going),
+                    *(Leaving.of(h) for h in found.leaving if h.record.pod_uid not in uids),
                 ],
                 allowed={**covered.allowed, **(lenders.allowed if lenders else {})},
             )
@@ -332,6 +334,10 @@ class Preemption:
                 return outcome
         return "contended"
 
+    def _may_end_bursts(self, pod: PodView) -> bool:
+        """Return whether the pod may evict pods that use more memory than they request."""
+        return bool(self._state.table.bursting) and terms_of(pod)[1] != SPOT
+
     def _may_reclaim(self, request: PodRequest) -> bool:
         """Return whether the pod may be within the guarantee of its queue."""
         if not self._settings.reclaim or not self._state.core.quota.tree:
@@ -405,7 +411,7 @@ class Preemption:
                 asked.request,
                 node,
                 here.units,
-                leaving=here.leaving_shares(),
+                leaving=here.without(),
                 allowed={**covered.allowed, **(lenders.allowed if lenders else {})},
                 below=below,
             )
@@ -441,8 +447,12 @@ class Preemption:
         return replace(
             self._evictions.rules(budgets),
             uses_of=self._uses_of(lenders),
-            takes_spot=service_class != SPOT,
+            burst_of=self._burst_of if self._state.table.bursting else None,
+            is_spot=service_class == SPOT,
         )
+
+    def _burst_of(self, pod: PodFacts) -> int:
+        return self._state.table.burst_mib(pod.node, pod.uid)
 
     async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
         """Reserve the capacity, then evict.
@@ -577,6 +587,9 @@ class Preemption:
             return "this pod is of class spot"
         if victim.priority < preemptor.priority:
             return f"priority {preemptor.priority}, this pod {victim.priority}"
+        burst_mib = self._burst_of(victim)
+        if burst_mib and preemptor.service_class != SPOT:
+            return f"this pod uses {burst_mib} MiB beyond its request"
         quota = self._state.core.quota
         theirs, ours = (quota.queue_of(pod.namespace, pod.account) for pod in (preemptor, victim))
         return f"its queue {theirs} uses its guarantee, this pod's queue {ours} borrows"
