@@ -49,6 +49,7 @@ export function deviceOf(values: Values = {}): Values {
     reason: "",
     partitions: "",
     foreign_mib: 0,
+    burst_mib: 0,
     offer_mib: 143_771,
     offer_core_pct: 100,
     stranded_by: "",

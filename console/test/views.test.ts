@@ -20,6 +20,7 @@ function model(name: string, slotsMib: number): Registry.ModelCapacity {
     capacity_mib: 100,
     free_mib: 60,
     foreign_mib: 0,
+    burst_mib: 0,
     largest_mib: 50,
     largest_core_pct: 100,
     largest_on: "gpu-a",

@@ -96,6 +96,7 @@ test("shares name pod, node and device, also behind nodes without any", () => {
       reason: device,
       partitions: device,
       foreign_mib: device,
+      burst_mib: device,
       offer_mib: device,
       offer_core_pct: device,
       stranded_by: device,

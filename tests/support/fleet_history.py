@@ -14,7 +14,7 @@ import msgspec
 
 from hami_common.events.allocation import Account, AllocationOp, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device
+from hami_common.model.device import Burst, Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_registry.core.fleet import SOURCES, Fleet, document
 from hami_registry.core.projection import Projection
@@ -67,6 +67,11 @@ class Replica:
         return self.packed(self.fleet.blocks(), self.fleet.silent, namespace)
 
 
+def _bursts(chance: random.Random) -> tuple[Burst, ...]:
+    mib = chance.choice((0, 0, 0, 256, 2048))
+    return (Burst(pod_uid="u0", memory_mib=mib),) if mib else ()
+
+
 def _devices(chance: random.Random, node: str) -> NodeDevices:
     model, memory_mib = chance.choice(_GPUS)
     return NodeDevices(
@@ -89,6 +94,7 @@ def _devices(chance: random.Random, node: str) -> NodeDevices:
                 health_reason="XID 79",
                 cordoned=chance.random() < 0.1,
                 foreign_mib=chance.choice((0, 0, 0, 3000, 9000)),
+                bursts=_bursts(chance),
             )
             for index in range(chance.randrange(5))
         ),

@@ -20,6 +20,7 @@ export const AMOUNTS = [
   "used_slots",
   "flags",
   "foreign_mib",
+  "burst_mib",
   "offer_mib",
   "offer_core_pct",
 ] as const satisfies readonly DeviceField[];

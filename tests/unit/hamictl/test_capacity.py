@@ -18,6 +18,7 @@ MODEL = {
     "capacity_mib": 4000,
     "free_mib": 2000,
     "foreign_mib": 70,
+    "burst_mib": 30,
     "largest_mib": 700,
     "largest_core_pct": 40,
     "largest_on": "gpu-1",

@@ -20,6 +20,7 @@ EXEMPT = {
     "hami_scheduler.shell.preemption.Preemption._choose": "nodes for one pod, which is isolated",
     "hami_scheduler.shell.preemption.Preemption._preempt": "retries for one pod",
     "hami_scheduler.shell.preemption.Preemption._evict_all": "victims of one pod: all or none",
+    "hami_scheduler.shell.bursts.Bursts._end": "pods of one device, which is isolated",
     "hami_scheduler.shell.takeover.TakeOver._book": "retries of one append",
     "hami_scheduler.shell.defrag.Defrag._hold": "places of one pod: all or none",
     "hami_scheduler.shell.defrag.Defrag._release": "places of one pod; leases end the others",

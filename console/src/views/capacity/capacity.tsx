@@ -194,6 +194,13 @@ function columnsOf(models: readonly Registry.ModelCapacity[]): Column<Registry.M
       value: (model) => model.foreign_mib,
       cell: (model) => <Memory mib={model.foreign_mib} />,
     },
+    {
+      key: "burst",
+      title: t("capacity.burst"),
+      align: "right",
+      value: (model) => model.burst_mib,
+      cell: (model) => <Memory mib={model.burst_mib} />,
+    },
   ];
 }
 

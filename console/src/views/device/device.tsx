@@ -106,6 +106,13 @@ function State({ device }: { device: Registry.DeviceView }) {
           tone="warn"
         />
       ) : null}
+      {device.burst_mib > 0 ? (
+        <Figure
+          label={t("device.burst")}
+          value={<Memory mib={device.burst_mib} />}
+          note={t("device.burstNote")}
+        />
+      ) : null}
       <Figure
         label={t("device.isolation")}
         value={device.isolation.name}

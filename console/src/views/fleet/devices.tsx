@@ -125,6 +125,13 @@ function columnsOf(fleet: Fleet): Column<Row>[] {
       cell: (row) => <Memory mib={value(row, FIELD.foreign_mib)} />,
     },
     {
+      key: "burst",
+      title: t("fleet.table.burst"),
+      align: "right",
+      value: (row) => value(row, FIELD.burst_mib),
+      cell: (row) => <Memory mib={value(row, FIELD.burst_mib)} />,
+    },
+    {
       key: "partitions",
       title: t("fleet.table.partitions"),
       value: (row) => word(row, FIELD.partitions),

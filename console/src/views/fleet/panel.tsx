@@ -85,6 +85,9 @@ export function DevicePanel(props: {
               value={formatMemory(device.foreign_mib, locale)}
             />
           ) : null}
+          {device.burst_mib > 0 ? (
+            <Fact name={t("fleet.panel.burst")} value={formatMemory(device.burst_mib, locale)} />
+          ) : null}
           {device.mode ? <Fact name={t("fleet.panel.mode")} value={device.mode} /> : null}
           {device.partitions ? (
             <Fact name={t("fleet.panel.partitions")} value={device.partitions} />

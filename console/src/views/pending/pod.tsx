@@ -255,6 +255,9 @@ function Holders({ row }: { row: DeviceRow }) {
   if (row.foreignMib) {
     texts.push(t("pending.outside", { amount: formatMemory(row.foreignMib, language.value) }));
   }
+  if (row.burstMib) {
+    texts.push(t("pending.beyond", { amount: formatMemory(row.burstMib, language.value) }));
+  }
   return <>{texts.join(", ") || "–"}</>;
 }
 

@@ -24,6 +24,7 @@ export type DeviceRow = {
   holders: readonly Registry.DeviceHolder[];
   leftOut: number;
   foreignMib: number;
+  burstMib: number;
 };
 
 /** The devices of the closest nodes; a node without devices of the vendor has one row with its code. */
@@ -42,6 +43,7 @@ export function deviceRows(decision: Registry.DecisionRecord): DeviceRow[] {
           holders: [],
           leftOut: 0,
           foreignMib: 0,
+          burstMib: 0,
         },
       ];
     }
@@ -54,6 +56,7 @@ export function deviceRows(decision: Registry.DecisionRecord): DeviceRow[] {
       holders: device.holders ?? [],
       leftOut: device.holders_left_out ?? 0,
       foreignMib: device.foreign_mib ?? 0,
+      burstMib: device.burst_mib ?? 0,
     }));
   });
 }

@@ -61,6 +61,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     booked_slots: int
     exclusive: bool
     foreign_mib: int = 0
+    burst_mib: int = 0
     healthy: bool
     cordoned: bool
     health_reason: str = ""
@@ -283,6 +284,7 @@ class ModelCapacity(msgspec.Struct, frozen=True, kw_only=True):
     capacity_mib: int
     free_mib: int
     foreign_mib: int
+    burst_mib: int = 0
     largest_mib: int
     largest_core_pct: int
     largest_on: str

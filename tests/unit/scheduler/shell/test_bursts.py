@@ -8,8 +8,6 @@ import pytest
 
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_preemption import (
-    BUDGET,
-    BUDGET_PATH,
     bursting,
     pod,
     world_with,
@@ -21,10 +19,10 @@ pytestmark = pytest.mark.anyio
 FAST: dict[str, Any] = {"tick_s": 1.0}
 
 
-async def short_world(**labels: str) -> World:
+async def short_world() -> World:
     """A device of 10,000 MiB with 12,000 in use, 5,000 of it beyond requests."""
     world = await world_with(
-        (pod("low", 1, mem_mib=3000, labels=labels), "n1"),
+        (pod("low", 1, mem_mib=3000), "n1"),
         (pod("high", 5, mem_mib=3000), "n1"),
         (pod("calm", 0, mem_mib=1000), "n1"),
     )
@@ -62,8 +60,8 @@ async def test_use_that_falls_in_time_ends_no_pod() -> None:
 
 
 async def test_next_burst_ends_when_a_budget_protects_the_first() -> None:
-    world = await short_world(app="db")
-    world.kube.put(BUDGET_PATH, BUDGET)
+    world = await short_world()
+    world.kube.kept.add("low")
     async with world.scheduler(**FAST):
         await world.clock.advance(10)
     assert world.kube.evictions == ["high"]

@@ -378,17 +378,22 @@ def _occupant(one: Occupant) -> str:
 
 
 def _verdict(device: DeviceVerdict) -> str:
-    foreign = f", {_outside(device.foreign_mib)}" if device.foreign_mib else ""
+    uses = "".join(f", {use}" for use in _uses(device))
     if device.code is None:
-        return ("fits, taken" if device.taken else "fits") + foreign
+        return ("fits, taken" if device.taken else "fits") + uses
     if not device.wanted:
-        return device.code + foreign
+        return device.code + uses
     wanted = f"{device.wanted} {device.resource}".rstrip()
-    return f"{device.code}: {wanted} wanted, {device.free} free{foreign}"
+    return f"{device.code}: {wanted} wanted, {device.free} free{uses}"
 
 
-def _outside(foreign_mib: int) -> str:
-    return f"{foreign_mib} MiB used by processes outside HAMi"
+def _uses(device: DeviceVerdict | RefusedDevice) -> list[str]:
+    """Return the uses of the device's memory that no share books."""
+    amounts = (
+        (device.foreign_mib, "processes outside HAMi"),
+        (device.burst_mib, "pods beyond their requests"),
+    )
+    return [f"{mib} MiB used by {user}" for mib, user in amounts if mib]
 
 
 def _show_recorded(answer: PodExplanation, *, is_wide: bool) -> None:
@@ -458,9 +463,7 @@ def _held_by(device: RefusedDevice) -> str:
     texts = [_holder(one) for one in device.holders]
     if device.holders_left_out:
         texts.append(f"{device.holders_left_out} more")
-    if device.foreign_mib:
-        texts.append(_outside(device.foreign_mib))
-    return ", ".join(texts) or "-"
+    return ", ".join([*texts, *_uses(device)]) or "-"
 
 
 def _holder(one: DeviceHolder) -> str:

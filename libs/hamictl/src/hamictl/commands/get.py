@@ -93,6 +93,8 @@ def _device(device: Device, *, is_wide: bool) -> list[object]:
         status += ", exclusive"
     if device.foreign_mib:
         status += f", {device.foreign_mib} MiB used by processes outside HAMi"
+    if device.burst_mib:
+        status += f", {device.burst_mib} MiB used by pods beyond their requests"
     row: list[object] = [
         device.node,
         device.index,
@@ -187,7 +189,7 @@ def capacity(
     headings = ["MODEL", "DEVICES", "FREE MIB", "LARGEST SHARE", "FITTING", "STRANDED MIB"]
     is_wide = format_ == "wide"
     if is_wide:
-        headings += ["STRANDED BY", "FOREIGN MIB", "LARGEST ON"]
+        headings += ["STRANDED BY", "FOREIGN MIB", "BURST MIB", "LARGEST ON"]
     rows = [_capacity(one, is_wide=is_wide) for one in answer.items]
     output.table(headings, rows, empty="No devices found.")
 
@@ -210,7 +212,7 @@ def _capacity(one: ModelCapacity, *, is_wide: bool) -> list[object]:
     ]
     if is_wide:
         holders = [f"{part.memory_mib} {part.namespace or 'others'}" for part in one.stranded_by]
-        row += [", ".join(holders) or "-", one.foreign_mib, one.largest_on or "-"]
+        row += [", ".join(holders) or "-", one.foreign_mib, one.burst_mib, one.largest_on or "-"]
     return row
 
 

@@ -9,6 +9,7 @@ Seconds throughout.
 """
 
 import logging
+from functools import partial
 from typing import Final
 
 from hami_common.errors import HamiError
@@ -62,7 +63,7 @@ class Bursts:
         while True:
             await self._state.clock.sleep(self._settings.tick_s)
             if self._settings.burst_evict and self._state.is_complete:
-                await self._state.quarantine.run(TICK, "bursts", self._look, is_retried=False)
+                await self._look()
 
     async def _look(self) -> None:
         now_s, pods = self._state.clock.monotonic_s(), self._state.pods
@@ -75,7 +76,12 @@ class Bursts:
         for shortage in found:
             short_s = now_s - self._since_s[shortage.node, shortage.uuid]
             if short_s >= self._settings.burst_evict_s:
-                await self._end(shortage)
+                await self._state.quarantine.run(
+                    TICK,
+                    f"bursts {shortage.node}/{shortage.uuid}",
+                    partial(self._end, shortage),
+                    is_retried=False,  # the next look does
+                )
 
     async def _end(self, shortage: Shortage) -> None:
         """Evict the pods that return what the device lacks, until one eviction fails."""
