@@ -18,6 +18,7 @@ from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat
+from hami_common.model.device import Burst
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime import httpd
 from hami_common.runtime.natsio import NatsBucket, NatsPublisher, connect, ensure_bus
@@ -87,11 +88,12 @@ class Site:
         key = subjects.allocation_key("gpu-1", record.pod_uid)
         return await self.ledger.append(key, codec.encode(record))
 
-    async def use(self, foreign_mib: int) -> None:
-        """Report memory of device ``a`` that processes without an allocation use."""
+    async def use(self, foreign_mib: int, **bursts: int) -> None:
+        """Report memory of device ``a`` that processes without an allocation, or pods, use."""
         self.reports += 1
         sent = report("a", "b", seq=self.reports)
-        first = replace(sent.devices[0], foreign_mib=foreign_mib)
+        used = tuple(Burst(pod_uid=uid, memory_mib=mib) for uid, mib in bursts.items())
+        first = replace(sent.devices[0], foreign_mib=foreign_mib, bursts=used)
         await send(self.publisher, replace(sent, devices=(first, *sent.devices[1:])))
 
     @asynccontextmanager
@@ -325,6 +327,25 @@ async def test_foreign_use_is_shown_and_lowers_the_capacity(nats_server: NatsSer
         assert device(client)["stranded_by"] == "foreign"
         await site.use(0)
         await site.until_fleet(lambda c: device(c)["offer_mib"] == 400)
+
+
+async def test_bursts_are_shown_without_their_pods_and_lower_the_capacity(
+    nats_server: NatsServer,
+) -> None:
+    async with site_with(nats_server) as site:
+        await site.until_fleet(has_all)
+        await site.use(50, eager=200, more=100)
+        client = await site.until_fleet(lambda c: device(c)["burst_mib"])
+        shown = device(client)
+        assert (shown["foreign_mib"], shown["burst_mib"], shown["offer_mib"]) == (50, 300, 50)
+        first, other = (await site.get("/v1/devices"))["items"]
+        assert (first["burst_mib"], other["burst_mib"]) == (300, 0)
+        assert "eager" not in str(first)
+        await site.use(0, more=400)
+        client = await site.until_fleet(lambda c: device(c)["offer_mib"] == 0)
+        assert device(client)["stranded_by"] == "burst"
+        (model,) = (await site.get("/v1/capacity"))["items"]
+        assert (model["foreign_mib"], model["burst_mib"]) == (0, 400)
 
 
 async def test_capacity_is_exported_as_metrics(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hami_common.model.device import Device, Profile
+from hami_common.model.device import Burst, Device, Profile
 from hami_common.model.placement import Booked
 from hami_registry.core.capacity import (
     ByNamespace,
@@ -86,6 +86,26 @@ def test_offer_is_the_largest_share_or_names_the_cause(
     assert offer_of(device(foreign_mib=foreign_mib, **facts), booked)[:3] == offer
 
 
+@pytest.mark.parametrize(
+    ("foreign_mib", "bursts", "offer"),
+    [
+        (0, (100, 50), (550, 100, "")),
+        (100, (200,), (400, 100, "")),
+        (100, (600,), (0, 0, "burst")),
+        (700, (100,), (0, 0, "foreign")),
+    ],
+)
+def test_bursts_lower_the_offer(
+    foreign_mib: int, bursts: tuple[int, ...], offer: tuple[int, int, str]
+) -> None:
+    used = tuple(Burst(pod_uid=f"p{n}", memory_mib=mib) for n, mib in enumerate(bursts))
+    one, booked = device(foreign_mib=foreign_mib, bursts=used), Booked(memory_mib=300, slots=1)
+    found = offer_of(one, booked)
+    assert found[:3] == offer
+    count = max(0, 700 - foreign_mib - sum(bursts)) // 100
+    assert fitting(one, booked, found, memory_mib=100, core_pct=0) == min(3, count)
+
+
 def divided(**more: Any) -> Device:
     return device(
         memory_mib=80_000,
@@ -161,6 +181,7 @@ CLUSTER = (
     measured("n6", Booked(), cordoned=True),
     measured("n7", Booked(), type="A100", memory_mib=500, capacity_mib=500),
 )
+BURST = (Burst(pod_uid="p", memory_mib=30),)
 
 
 def test_capacity_is_summed_by_model() -> None:
@@ -182,6 +203,15 @@ def test_capacity_is_summed_by_model() -> None:
         Stranded(cause="exclusive", devices=1, memory_mib=900),
         Stranded(cause="compute", devices=1, memory_mib=700),
         Stranded(cause="foreign", devices=1, memory_mib=50),
+    )
+
+
+def test_memory_of_bursts_is_a_cause_beside_foreign_use() -> None:
+    (found,) = measure([measured("n2", Booked(), foreign_mib=50, bursts=BURST)]).items
+    assert (found.free_mib, found.burst_mib, found.largest_mib) == (1000, 30, 920)
+    assert found.stranded == (
+        Stranded(cause="foreign", devices=1, memory_mib=50),
+        Stranded(cause="burst", devices=1, memory_mib=30),
     )
 
 

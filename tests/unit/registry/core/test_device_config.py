@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
-from hami_common.model.device import DeviceFacts
+from hami_common.model.device import Burst, DeviceFacts
 from hami_common.vendors.catalog import Catalog
 from hami_registry.core.device_config import DeviceConfig, canonical_device, parse, use_of
 
@@ -198,3 +198,11 @@ def test_foreign_use_beyond_the_reserve_is_withheld_unless_it_is_ignored(
     assert device is not None
     assert device.foreign_mib == foreign_mib
     assert device.capacity_mib == A100.memory_mib - config.defaults.reserved_mib
+
+
+def test_bursts_are_passed_on_by_pod_whatever_the_configuration_ignores() -> None:
+    bursts = (Burst(pod_uid="b", memory_mib=256), Burst(pod_uid="a", memory_mib=512))
+    config = parse(b"[defaults]\nignore_foreign = true\nreserved_mib = 4000", name="d.toml")
+    found = canonical_device(config, "n", replace(A100, foreign_mib=2048, bursts=bursts))
+    assert found is not None
+    assert (found.foreign_mib, found.bursts) == (0, bursts[::-1])
