@@ -441,7 +441,8 @@ async def test_pod_beyond_its_request_is_evicted_for_a_pod_of_any_priority() -> 
         await bursting(world, "n2")
         world.check_settled(*DEVICES)
     (decision,) = world.decisions("preempt")
-    assert [(victim.pod, victim.priority) for victim in decision.victims] == [("eager", 9)]
+    found = [(victim.pod, victim.priority, victim.burst_mib) for victim in decision.victims]
+    assert found == [("eager", 9, 4000)]
 
 
 async def test_burst_that_returns_too_little_ends_no_pod() -> None:

@@ -181,13 +181,15 @@ class ScoreDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pod that was evicted, or selected for eviction, for one with a higher priority."""
+    """A pod that was evicted, or selected for eviction, for another one."""
 
     namespace: Label
     pod: Name
     pod_uid: Uid
     node: Name
     priority: SignedInt32 = 0
+    burst_mib: MemoryMib = 0
+    """Memory of the node's devices that it used beyond its request."""
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -621,6 +621,7 @@ class Preemption:
                     pod_uid=victim.uid,
                     node=victim.node,
                     priority=victim.priority,
+                    burst_mib=self._burst_of(victim),
                 )
                 for victim in sorted(victims, key=lambda victim: victim.uid)
             ),
