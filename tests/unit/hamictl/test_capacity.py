@@ -82,6 +82,7 @@ def test_capacity_shows_largest_share_fits_and_stranded_memory(asked: list[Any])
     wide = run("get", "capacity", "-o", "wide")
     assert "500 team-a, 100 others" in wide
     assert wide.rstrip().endswith("gpu-1")
+    assert wide.split()[-3:] == ["70", "30", "gpu-1"]  # foreign use and bursts
 
 
 def test_capacity_sends_namespace_and_compute(asked: list[Any]) -> None:

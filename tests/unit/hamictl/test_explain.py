@@ -112,6 +112,22 @@ def explain(snapshot: Path, name: str, *more: str) -> Result:
     return CliRunner().invoke(main, words)
 
 
+def test_explanation_of_a_device_names_the_memory_that_no_share_books(tmp_path: Path) -> None:
+    used = builders.device("d", memory_mib=8000, foreign_mib=1000, bursts={"p": 3000, "q": 500})
+    known = Snapshot(
+        snapshot_id="7.1",
+        time_s=0.0,
+        devices=(builders.node_devices("n", [used]),),
+        waiting=(builders.pod(builders.ask(mib=4000), uid="u1", name="huge"),),
+    )
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(codec.encode(known))
+    text = explain(path, "huge", "--node", "n").output
+    assert "4000 MiB wanted, 3500 free, 3500 used by pods beyond their requests (n)" in text
+    uses = "1000 MiB used by processes outside HAMi, 3500 MiB used by pods beyond their requests"
+    assert f"CardBurstUse: 4000 wanted, 3500 free, {uses}" in text
+
+
 def test_pending_pod_shows_the_closest_fit(snapshot: Path) -> None:
     result = explain(snapshot, "huge")
     assert result.exit_code == 0, result.output
