@@ -233,8 +233,8 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
             (
                 Family(
                     name="hami_vgpu_memory_over",
-                    text="1 while more is used than the limit, or the present bound, allows since it "
-                    "was lowered.",
+                    text="1 while more is used than the limit, or the present bound, allows "
+                    "since it was lowered.",
                 ),
                 lambda line: line.row.is_over,
             ),
