@@ -485,6 +485,7 @@ class _Search:
             cell.capacity_mib,
             cell.largest_mib,
             cell.foreign_mib,
+            cell.burst_mib,
             cell.capacity_core,
             cell.slots,
             cell.healthy,
