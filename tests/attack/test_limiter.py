@@ -281,6 +281,8 @@ sys.exit(50 if done else 0)
 """
 """Writes one word into another process: exit code 0, or 100 and the error of PTRACE_ATTACH."""
 NO_SUCH_PROCESS = 100 + 3
+MEMORY_BYTES_AT = 24
+"""Of the field ``memory_bytes`` in ``struct limits`` (native/libvgpu/src/limits.h)."""
 
 
 def address_of_limit(node: GpuNode, pid: int) -> int:
@@ -289,10 +291,10 @@ def address_of_limit(node: GpuNode, pid: int) -> int:
     symbols = subprocess.run(
         ["nm", node.library], check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    (offset,) = (int(line.split()[0], 16) for line in symbols if line.endswith(" limit_bytes"))
+    (offset,) = (int(line.split()[0], 16) for line in symbols if line.endswith(" limits"))
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     base = min(int(line.partition("-")[0], 16) for line in maps if str(node.library) in line)
-    return base + offset
+    return base + offset + MEMORY_BYTES_AT
 
 
 def test_debugger_of_another_pid_namespace_reaches_no_process_of_the_container(
