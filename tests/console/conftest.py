@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -51,6 +52,7 @@ SIZE: ViewportSize = {"width": 1280, "height": 800}
 SEEN_MS = 15_000
 """Longest wait for a change of the page."""
 expect.set_options(timeout=SEEN_MS)
+OWN_PODS = ("first", "second")
 NODES = (
     NodeSpec(name="gpu-a", profile="8xA100-40"),
     NodeSpec(name="gpu-b", profile="4xT4"),
@@ -109,9 +111,9 @@ async def cluster(
     given = ClusterSpec(nodes=NODES, backoff_s=0.2, plane="sim", settings={"nodeagent": looks})
     spec = with_console(built_console, given)
     async with run_cluster(spec, tmp_path_factory.mktemp("console")) as running:
-        for name in ("first", "second"):
+        for name in OWN_PODS:
             await running.create_pod(small_pod(name, memory_mib=POD_MIB))
-        for name in ("first", "second"):
+        for name in OWN_PODS:
             await running.until(f"{name} runs", partial(running.pod_is, name, "Running"))
         yield running
 
@@ -120,6 +122,39 @@ async def cluster(
 def token(cluster: Cluster) -> str:
     """Token of the cluster's administrator."""
     return cluster.plane.access().token
+
+
+async def get(cluster: Cluster, path: str) -> Any:
+    """Answer of the registry to the cluster's administrator."""
+    headers = {"Authorization": f"Bearer {cluster.plane.access().token}"}
+    url = f"{cluster.url('registry')}{path}"
+    async with cluster.session.get(url, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+@pytest.fixture
+async def own_pods(cluster: Cluster) -> None:
+    """Wait until the registry shows no shares but those of the shared cluster's own pods.
+
+    Pods that an earlier test left are deleted. The registry reads releases after pods are gone.
+    """
+
+    async def are_alone() -> bool:
+        for pod in await cluster.pods():
+            name = pod.metadata.name
+            if name not in OWN_PODS and not pod.metadata.deletion_timestamp:
+                await cluster.delete_pod(name)
+        held = (await get(cluster, "/v1/allocations"))["items"]
+        devices = (await get(cluster, "/v1/devices"))["items"]
+        return (
+            {pod.metadata.name for pod in await cluster.pods()} == set(OWN_PODS)
+            and sorted((one["pod"], one["state"]) for one in held)
+            == [(name, "running") for name in OWN_PODS]
+            and sum(one["booked_mib"] for one in devices) == len(OWN_PODS) * POD_MIB
+        )
+
+    await cluster.until("only the cluster's own pods hold shares", are_alone, limit_s=60)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from playwright.async_api import BrowserContext, Locator, Page, Request, expect
 from hami_sim.cluster import Cluster
 from hami_sim.hardware.fake_nvml import Process
 from hami_sim.tap import run_tap
-from tests.console.conftest import POD_MIB, SEEN_MS, Check, Shoot
+from tests.console.conftest import OWN_PODS, POD_MIB, SEEN_MS, Check, Shoot, get
 from tests.e2e.conftest import small_pod
 
 DEVICES = 12
@@ -47,13 +47,6 @@ def _row(page: Page, node: str, index: int) -> Locator:
     return page.locator(
         f'tr:has(td:nth-child(1):text-is("{node}")):has(td:nth-child(2):text-is("{index}"))'
     )
-
-
-async def _api(page: Page, cluster: Cluster, token: str, path: str) -> Any:
-    headers = {"Authorization": f"Bearer {token}"}
-    answer = await page.request.get(f"{cluster.url('registry')}{path}", headers=headers)
-    assert answer.ok, await answer.text()
-    return await answer.json()
 
 
 @asynccontextmanager
@@ -84,25 +77,27 @@ def _on(uuid: str, name: str, *, memory_mib: int, core_pct: int = 0) -> dict[str
 
 
 @pytest.fixture
-async def last_t4(page: Page, cluster: Cluster, token: str) -> str:
+async def last_t4(cluster: Cluster, own_pods: None) -> str:
     """UUID of the last device of gpu-b, which the cluster's own pods leave free."""
-    answer = await _api(page, cluster, token, "/v1/devices?node=gpu-b")
+    del own_pods
+    answer = await get(cluster, "/v1/devices?node=gpu-b")
     found = [one for one in answer["items"] if one["index"] == 3]
     assert found[0]["booked_mib"] == 0
     return str(found[0]["uuid"])
 
 
+@pytest.mark.usefixtures("own_pods")
 async def test_every_device_is_shown_with_its_amounts(
-    page: Page, cluster: Cluster, token: str, screenshot: Shoot
+    page: Page, cluster: Cluster, screenshot: Shoot
 ) -> None:
     await _open(page, cluster)
     await expect(page.locator(".figure", has_text="Devices").first).to_contain_text(str(DEVICES))
     await expect(_map(page)).to_have_accessible_name("Map of the devices of 2 nodes")
     await expect(page.locator("canvas")).to_have_attribute("data-painted", re.compile(r"[1-9]"))
     await page.get_by_role("button", name="Show table").click()
-    answer = await _api(page, cluster, token, "/v1/devices")
+    answer = await get(cluster, "/v1/devices")
     assert len(answer["items"]) == DEVICES
-    assert sum(one["booked_mib"] for one in answer["items"]) == 2 * POD_MIB
+    assert sum(one["booked_mib"] for one in answer["items"]) == len(OWN_PODS) * POD_MIB
     for one in answer["items"]:
         cells = _row(page, one["node"], one["index"]).get_by_role("cell")
         await expect(cells.nth(2)).to_have_text(one["type"])
@@ -149,6 +144,8 @@ async def test_change_is_drawn_without_a_reload(page: Page, cluster: Cluster, la
         )
 
 
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Returns after the page has handled earlier input and drawn what follows from it."""
 PIXELS = """canvas => {
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   let sum = 0;
@@ -216,11 +213,11 @@ async def test_search_counts_and_lists_what_it_finds(page: Page, cluster: Cluste
     await expect(_table(page).locator("tbody tr")).to_contain_text("default")
     await search.fill("is:nonsense")
     await expect(page.get_by_text("No device is in the state nonsense.")).to_be_visible()
-    assert "q=is%3Anonsense" in page.url
+    await expect(page).to_have_url(re.compile("q=is%3Anonsense"))
 
 
 async def test_keys_choose_and_open_a_device(
-    page: Page, cluster: Cluster, token: str, expected_errors: list[str]
+    page: Page, cluster: Cluster, expected_errors: list[str]
 ) -> None:
     expected_errors.append("404")
     await _open(page, cluster)
@@ -234,7 +231,7 @@ async def test_keys_choose_and_open_a_device(
     await page.keyboard.press("End")
     panel = page.locator("[data-device='gpu-b/3']")
     await expect(panel).to_be_visible()
-    devices = await _api(page, cluster, token, "/v1/devices?node=gpu-b")
+    devices = await get(cluster, "/v1/devices?node=gpu-b")
     uuid = next(one["uuid"] for one in devices["items"] if one["index"] == 3)
     link = panel.get_by_role("link", name="gpu-b #3")
     await expect(link).to_have_attribute("href", f"/console/devices/gpu-b/{uuid}")
@@ -253,9 +250,10 @@ async def test_pointer_shows_and_chooses_a_device(page: Page, cluster: Cluster) 
     for dx, dy in [(9 * n - 90, 30 * m) for m in (-1, 0, 1) for n in range(20)]:
         x, y = box["x"] + box["width"] / 2 + dx, box["y"] + box["height"] / 2 + dy
         await page.mouse.move(x, y)
+        await page.evaluate(DRAWN)
         if await found.count():
             break
-    shown = await page.locator("[data-device]").get_attribute("data-device")
+    shown = await found.get_attribute("data-device")
     await page.mouse.down()
     await page.mouse.up()
     await page.mouse.move(box["x"] - 20, box["y"] - 20)
@@ -269,13 +267,15 @@ async def test_devices_with_foreign_use_are_listed(
     await expect(page.get_by_text("No device matches.")).to_be_visible()
     hardware = cluster.hardware["gpu-b"]
     hardware.set_processes(3, [Process(pid=os.getpid(), used_mib=4000)])
-    row = _row(page, "gpu-b", 3)
-    await expect(row).to_contain_text("Foreign use")
-    await expect(row.get_by_role("cell").nth(7)).to_contain_text("4,096 MiB")
-    await screenshot(page, "devices")
-    await _open(page, cluster, f"/gpu-b/{last_t4}", view="devices")
-    await expect(page.locator(".figure", has_text="Foreign use")).to_contain_text("4,096 MiB")
-    hardware.set_processes(3, [])
+    try:
+        row = _row(page, "gpu-b", 3)
+        await expect(row).to_contain_text("Foreign use")
+        await expect(row.get_by_role("cell").nth(7)).to_contain_text("4,096 MiB")
+        await screenshot(page, "devices")
+        await _open(page, cluster, f"/gpu-b/{last_t4}", view="devices")
+        await expect(page.locator(".figure", has_text="Foreign use")).to_contain_text("4,096 MiB")
+    finally:
+        hardware.set_processes(3, [])
     await _open(page, cluster, view="devices")
     await expect(page.get_by_text("No device matches.")).to_be_visible()
 

@@ -2,8 +2,8 @@
 """The view of waiting pods: the reason, the devices, and ways that really start the pod."""
 
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import anyio
@@ -17,7 +17,7 @@ from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import NatsPublisher, connect
 from hami_sim.cluster import Cluster
 from hami_sim.natsd import NatsServer
-from tests.console.conftest import SIZE, Check, Shoot
+from tests.console.conftest import SIZE, Check, Shoot, get
 from tests.e2e.conftest import small_pod
 from tests.support.registry import PODS_ONLY, RunningRegistry, review_by_name, run_registry
 
@@ -30,15 +30,7 @@ def pending(cluster: Cluster, path: str = "") -> str:
     return f"{cluster.url('registry')}/console/pending{path}"
 
 
-async def answer(page: Page, cluster: Cluster, path: str, status: int = 200) -> Any:
-    token = await page.evaluate("sessionStorage.getItem('hami-token')")
-    found = await page.request.get(
-        f"{cluster.url('registry')}{path}", headers={"Authorization": f"Bearer {token}"}
-    )
-    assert found.status == status, await found.text()
-    return await found.json()
-
-
+@pytest.mark.usefixtures("own_pods")
 async def test_pod_that_is_too_large_shows_the_way_that_starts_it(
     page: Page, cluster: Cluster, no_violations: Check, screenshot: Shoot
 ) -> None:
@@ -68,9 +60,9 @@ async def test_pod_that_is_too_large_shows_the_way_that_starts_it(
     await cluster.until("the pod runs", lambda: cluster.pod_is("smaller", "Running"))
     await page.goto(pending(cluster, "/default/smaller"))
     await expect(page.get_by_text("does not wait for devices now")).to_be_visible()
-    await cluster.delete_pod("smaller")
-
-    await cluster.delete_pod("large")
+    for name in ("smaller", "large"):
+        await cluster.delete_pod(name)
+        await cluster.until(f"{name} is gone", partial(cluster.pod_is_gone, name))
     await page.goto(pending(cluster))
     await expect(page.get_by_role("heading", name="Waiting pods", level=1)).to_be_visible()
     await expect(page.get_by_role("row", name="default/large")).to_have_count(0)
@@ -84,12 +76,13 @@ async def test_waiting_pods_of_the_page_are_those_of_the_api_in_chinese_too(
     await page.get_by_label("Language").select_option("zh")
     row = page.get_by_role("row", name="default/waits")
     await expect(row).to_contain_text("设备")
-    items = (await answer(page, cluster, "/v1/waiting"))["items"]
+    items = (await get(cluster, "/v1/waiting"))["items"]
     (found,) = [one for one in items if one["pod"] == "waits"]
     assert (found["reason"], found["code"]) == ("devices", "CardInsufficientMemory")
     await expect(row).to_contain_text(found["text"])
     await page.get_by_label("语言").select_option("en")
     await cluster.delete_pod("waits")
+    await cluster.until("the pod is gone", partial(cluster.pod_is_gone, "waits"))
 
 
 # --- tenants --------------------------------------------------------------------------------------
@@ -155,5 +148,5 @@ async def test_tenant_sees_the_waiting_pods_of_its_namespace_only(
         for path in ("/v1/waiting", "/v1/waiting?namespace=team-b", "/v1/system"):
             assert await status_of(registry, path) == 403
         assert await status_of(registry, "/v1/waiting?namespace=team-a") == 200
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await page.close()

@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
 REJECTED = r"status of 401"
 """Chromium reports every answer of this kind in its console."""
 CUT_MS = 30_000
+LISTENS = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 200)))"
+"""Returns after the page has drawn, and has run what follows: its listeners for keys."""
 
 
 async def test_wrong_token_is_reported_and_the_right_one_opens_the_console(
@@ -58,7 +60,7 @@ async def test_language_is_switched_and_kept(page: Page, cluster: Cluster) -> No
     await expect(page.get_by_role("heading", name="容量", exact=True)).to_be_visible()
     await page.reload()
     await expect(page.get_by_role("heading", name="容量", exact=True)).to_be_visible()
-    assert await page.locator("html").get_attribute("lang") == "zh"
+    await expect(page.locator("html")).to_have_attribute("lang", "zh")
 
 
 async def test_theme_is_switched_and_kept(page: Page) -> None:
@@ -70,6 +72,7 @@ async def test_theme_is_switched_and_kept(page: Page) -> None:
     assert dark != light
     await page.reload()
     await expect(page.get_by_role("navigation")).to_be_visible()
+    await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     assert await page.evaluate(background) == dark
     await page.get_by_label("Theme").select_option("auto")
     await expect(page.locator("html")).to_have_attribute("data-theme", "auto")
@@ -97,6 +100,7 @@ async def test_views_are_reached_by_keyboard(page: Page) -> None:
 async def test_slash_focuses_the_search_which_opens_a_view(page: Page, cluster: Cluster) -> None:
     await page.goto(f"{cluster.url('registry')}/console/no-such-view")
     await page.get_by_text("This page does not exist.").wait_for()
+    await page.evaluate(LISTENS)
     await page.keyboard.press("/")
     field = page.get_by_role("combobox", name="Search")
     await expect(field).to_be_focused()
@@ -161,8 +165,9 @@ async def test_views_have_no_violations(
     page: Page, cluster: Cluster, no_violations: Check, theme: str
 ) -> None:
     await page.get_by_label("Theme").select_option(theme)
-    links = await page.get_by_role("navigation").get_by_role("link").all()
-    paths = [await link.get_attribute("href") for link in links]
+    links = page.get_by_role("navigation").get_by_role("link")
+    await expect(links.filter(has_text="Control plane")).to_be_visible()
+    paths = [await link.get_attribute("href") for link in await links.all()]
     assert paths
     for path in paths:
         await page.goto(f"{cluster.url('registry')}{path}")
@@ -190,6 +195,7 @@ async def test_page_does_not_scroll_sideways(page: Page, cluster: Cluster, width
     assert await page.evaluate(f"{overflow}(document.getElementById('content'))") == 0
 
 
+@pytest.mark.usefixtures("own_pods")
 async def test_lost_contact_is_reported_and_the_view_catches_up(
     anonymous_page: Page, cluster: Cluster, token: str
 ) -> None:
@@ -203,14 +209,14 @@ async def test_lost_contact_is_reported_and_the_view_catches_up(
     registry.freeze()
     try:
         await cluster.create_pod(small_pod("meanwhile", memory_mib=POD_MIB))
-        await expect(page.get_by_text("No contact with the server")).to_be_visible()
+        await expect(page.get_by_text("No contact with the server")).to_be_visible(timeout=CUT_MS)
         assert await free.get_attribute("title") == before
         await page.wait_for_timeout(CUT_MS)
         await expect(page.get_by_text("No contact with the server")).to_be_visible()
     finally:
         registry.thaw()
-    await expect(page.get_by_text("No contact with the server")).to_be_hidden()
+    await expect(page.get_by_text("No contact with the server")).to_be_hidden(timeout=CUT_MS)
     after = f"{int(before.split()[0]) - POD_MIB} MiB"
-    await expect(free).to_have_attribute("title", after)
+    await expect(free).to_have_attribute("title", after, timeout=CUT_MS)
     await cluster.delete_pod("meanwhile")
-    await expect(free).to_have_attribute("title", before)
+    await expect(free).to_have_attribute("title", before, timeout=CUT_MS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time machine compares policies on recorded pods, and shows the fleet of a past time."""
 
+import json
 import re
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,26 +15,10 @@ from tests.console.conftest import POD_MIB, SEEN_MS, Check, Shoot
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
 
-TOKEN = "sessionStorage.getItem('hami-token')"
-POLICIES = [
-    {"node_policy": "binpack", "device_policy": ["binpack"]},
-    {"node_policy": "spread", "device_policy": ["spread"]},
-]
-
 
 async def _open(page: Page, cluster: Cluster) -> None:
     await page.goto(f"{cluster.url('registry')}/console/timemachine")
     await page.get_by_role("heading", name="Time machine").wait_for()
-
-
-async def _compared(page: Page, cluster: Cluster) -> Any:
-    answer = await page.request.post(
-        f"{cluster.url('registry')}/v1/whatif/policy",
-        data={"hours": 1, "policies": POLICIES},
-        headers={"Authorization": f"Bearer {await page.evaluate(TOKEN)}"},
-    )
-    assert answer.ok, await answer.text()
-    return await answer.json()
 
 
 async def test_policies_are_compared_with_the_record(
@@ -41,10 +26,17 @@ async def test_policies_are_compared_with_the_record(
 ) -> None:
     await _open(page, cluster)
     await page.get_by_role("combobox", name="Period").select_option("last hour")
-    await page.get_by_role("button", name="Compare").click()
+    is_answer = re.compile(r"/v1/whatif/policy$")
+    async with page.expect_response(is_answer) as waiting:
+        await page.get_by_role("button", name="Compare").click()
+    response = await waiting.value
+    asked = [
+        (one["node_policy"], one["device_policy"])
+        for one in json.loads(response.request.post_data or "")["policies"]
+    ]
+    assert asked == [("binpack", ["binpack"]), ("spread", ["spread"])]
+    answer: Any = await response.json()
     table = page.get_by_role("table", name="Comparison")
-    await table.wait_for()
-    answer = await _compared(page, cluster)
     packed, spread = answer["results"]
     # Both pods fit on one device: binpack fills it more than spread fills two.
     assert answer["arrivals"] >= 2
@@ -52,14 +44,12 @@ async def test_policies_are_compared_with_the_record(
     assert packed["used_devices_full_peak"] > spread["used_devices_full_peak"]
     names = ("as recorded", "binpack / binpack", "spread / spread")
     for name, result in zip(names, (answer["recorded"], packed, spread), strict=True):
-        cells = await table.get_by_role("row", name=name).get_by_role("cell").all_text_contents()
-        assert cells[0] == name
-        assert [int(cell) for cell in cells[1:4]] == [
-            result["placed_at_once"],
-            result["waited"],
-            result["never_placed"],
-        ]
-        assert cells[6] == f"{round(100 * result['used_devices_full_peak'], 1):g} %"
+        cells = table.get_by_role("row", name=name).get_by_role("cell")
+        await expect(cells.nth(0)).to_have_text(name)
+        for column, key in enumerate(("placed_at_once", "waited", "never_placed"), start=1):
+            await expect(cells.nth(column)).to_have_text(str(result[key]))
+        full = f"{round(100 * result['used_devices_full_peak'], 1):g} %"
+        await expect(cells.nth(6)).to_have_text(full)
     figure = page.locator(".figure", has_text="Pods arrived").locator(".amount")
     await expect(figure).to_have_text(str(answer["arrivals"]))
     chart = page.get_by_role("img", name=re.compile("^Devices in use"))
@@ -75,6 +65,7 @@ async def test_policies_are_compared_with_the_record(
     await screenshot(page, "timemachine")
 
 
+@pytest.mark.usefixtures("own_pods")
 async def test_fleet_of_a_time_names_its_holders(
     page: Page, cluster: Cluster, no_violations: Check
 ) -> None:
@@ -92,8 +83,8 @@ async def test_fleet_of_a_time_names_its_holders(
     for name in names:
         node = (await cluster.pod(name)).spec.node_name
         row = table.get_by_role("row", name=f"default/{name}")
-        cells = await row.get_by_role("cell").all_text_contents()
-        assert [cells[1], cells[2], cells[4]] == ["running", node, f"{POD_MIB:,} MiB"]
+        for column, text in ((1, "running"), (2, node), (4, f"{POD_MIB:,} MiB")):
+            await expect(row.get_by_role("cell").nth(column)).to_have_text(str(text))
     await no_violations(page)
     await _show(page, now - timedelta(hours=6))
     await expect(page.get_by_text("No pod held a device at that time.")).to_be_visible()

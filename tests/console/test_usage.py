@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Page, Response, expect
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hamictl import client
 from hamictl.commands.usage import as_csv
-from tests.console.conftest import Check, Shoot, with_console
+from tests.console.conftest import Check, Shoot, get, with_console
 from tests.e2e.conftest import small_pod
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
@@ -57,15 +57,6 @@ async def cluster(
         yield running
 
 
-async def _get(page: Page, cluster: Cluster, path: str) -> Any:
-    token = await page.evaluate("sessionStorage.getItem('hami-token')")
-    answer = await page.request.get(
-        f"{cluster.url('registry')}{path}", headers={"Authorization": f"Bearer {token}"}
-    )
-    assert answer.ok, await answer.text()
-    return await answer.json()
-
-
 @asynccontextmanager
 async def _answer_of(page: Page, *parts: str) -> AsyncIterator[list[Any]]:
     """The answer that the page gets from an URL with these parts while the block runs."""
@@ -102,19 +93,26 @@ def _text(seconds: float) -> str:
 
 async def _cells(page: Page, row: str) -> dict[str, str]:
     table = page.get_by_role("table", name="Usage")
+    await expect(table.get_by_role("row", name=row)).to_be_visible()
     names = await table.get_by_role("columnheader").all_text_contents()
     cells = await table.get_by_role("row", name=row).get_by_role("cell").all_text_contents()
     return dict(zip((name.strip(" ▲▼") for name in names), cells, strict=True))
 
 
+async def _is_held(cluster: Cluster, path: str) -> bool:
+    items = (await get(cluster, path))["items"]
+    return [one["state"] for one in items] == ["running"]
+
+
 async def test_a_pods_time_and_price_are_as_computed_by_hand(page: Page, cluster: Cluster) -> None:
     path = f"/v1/allocations/{TENANT}/ended"
-    (held,) = (await _get(page, cluster, path))["items"]
+    await cluster.until("the share is shown", partial(_is_held, cluster, path))
+    (held,) = (await get(cluster, path))["items"]
     await cluster.delete_pod("ended", namespace=TENANT)
     released: Any = None
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while released is None or released["state"] != "released":
-            (released,) = (await _get(page, cluster, path))["items"]
+            (released,) = (await get(cluster, path))["items"]
             await anyio.sleep(0.1)
     by_hand_s = PART * (released["reserved_s"] - held["reserved_s"])
     found = await _open_usage(page, cluster, "pod")
@@ -141,7 +139,7 @@ async def test_groups_show_the_answer_and_add_up(
         await expect(bar).to_be_visible()
     total = page.locator(".figure", has=page.get_by_text("Reserved", exact=True))
     total = total.locator(".figure-value")
-    assert await total.text_content() == _text(found["total"]["reserved_s"])
+    await expect(total).to_have_text(_text(found["total"]["reserved_s"]))
     fleet = found["fleet"]
     reserved = sum(one["reserved_s"] for one in found["items"])
     assert reserved + fleet["free_s"] - fleet["overlap_s"] == pytest.approx(fleet["capacity_s"])
@@ -186,7 +184,7 @@ async def test_idle_shares_are_shown_once_they_are_idle(
     await page.goto(f"{cluster.url('registry')}/console/idle")
     await expect(page.get_by_text("No share was idle for 30 minutes.")).to_be_visible()
     with anyio.fail_after(120):
-        while len((await _get(page, cluster, "/v1/idle?minutes=1"))["items"]) < 2:
+        while len((await get(cluster, "/v1/idle?minutes=1"))["items"]) < 2:
             await anyio.sleep(1)
     async with _answer_of(page, "minutes=1") as found:
         await page.get_by_role("combobox", name="Idle for at least").select_option("1")

@@ -15,6 +15,7 @@ async def _open(page: Page, cluster: Cluster) -> None:
     await page.get_by_role("heading", name="Drain a node").wait_for()
 
 
+@pytest.mark.usefixtures("own_pods")
 async def test_drain_shows_where_the_pods_would_start(
     page: Page, cluster: Cluster, no_violations: Check, screenshot: Shoot
 ) -> None:
@@ -27,8 +28,9 @@ async def test_drain_shows_where_the_pods_would_start(
     table = page.get_by_role("table", name=f"Pods of {node}")
     await table.wait_for()
     for name in on_node:
-        cells = await table.get_by_role("row", name=f"default/{name}").get_by_role("cell").all()
-        assert (await cells[1].text_content(), await cells[2].text_content()) == ("starts", other)
+        cells = table.get_by_role("row", name=f"default/{name}").get_by_role("cell")
+        await expect(cells.nth(1)).to_have_text("starts")
+        await expect(cells.nth(2)).to_have_text(other)
     await expect(table.get_by_role("row")).to_have_count(1 + len(on_node))
     figure = page.locator(".figure", has_text="Pods that would start").locator(".amount")
     await expect(figure).to_have_text(str(len(on_node)))
@@ -38,6 +40,7 @@ async def test_drain_shows_where_the_pods_would_start(
     assert (await cluster.pod("first")).spec.node_name == node
 
 
+@pytest.mark.usefixtures("own_pods")
 async def test_pods_that_fit_start_and_others_have_reasons_and_the_closest_fit(
     page: Page, cluster: Cluster, no_violations: Check
 ) -> None:
@@ -51,9 +54,10 @@ async def test_pods_that_fit_start_and_others_have_reasons_and_the_closest_fit(
     table = page.get_by_role("table", name="Pods to start")
     await table.wait_for()
     for name in ("pod-1", "pod-2"):
-        cells = await table.get_by_role("row", name=f"default/{name}").get_by_role("cell").all()
-        assert [await one.text_content() for one in cells[1:3]] == ["starts", "gpu-a"]
-        assert (await cells[3].text_content() or "").count("19.5 GiB") == 2
+        cells = table.get_by_role("row", name=f"default/{name}").get_by_role("cell")
+        await expect(cells.nth(1)).to_have_text("starts")
+        await expect(cells.nth(2)).to_have_text("gpu-a")
+        assert (await cells.nth(3).text_content() or "").count("19.5 GiB") == 2
     # No T4 has so much memory: 15,360 MiB is the most, and any other model would do.
     await page.get_by_role("textbox", name="Annotations").fill("nvidia.com/use-gputype: T4")
     await page.get_by_role("spinbutton", name="Pods").fill("1")

@@ -19,7 +19,7 @@ from hami_common.events import codec
 from hami_common.events.usage import ContainerUsage, ShareUsage, UsageRecord
 from hami_common.runtime.clock import SystemClock
 from hami_sim.cluster import Cluster
-from tests.console.conftest import Check, Shoot
+from tests.console.conftest import Check, Shoot, get
 from tests.e2e.conftest import small_pod
 
 pytestmark = [pytest.mark.anyio, pytest.mark.shares_cluster]
@@ -33,9 +33,8 @@ WAITED_S = 89.0
 class Scene:
     """A pod that waits for its limit beside a busy neighbor on the same device."""
 
-    def __init__(self, cluster: Cluster, token: str, allocations: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, allocations: dict[str, Any]) -> None:
         self.cluster = cluster
-        self.token = token
         self.allocations = allocations
         self.node: str = allocations[SLOW]["node"]
         self.uuid: str = allocations[SLOW]["containers"][0]["shares"][0]["uuid"]
@@ -44,11 +43,7 @@ class Scene:
         return f"{self.cluster.url('registry')}/console/{path}"
 
     async def get(self, path: str) -> Any:
-        url = f"{self.cluster.url('registry')}{path}"
-        headers = {"Authorization": f"Bearer {self.token}"}
-        async with self.cluster.session.get(url, headers=headers) as answer:
-            assert answer.status == 200, await answer.text()
-            return await answer.json()
+        return await get(self.cluster, path)
 
     async def publish(self, subject: str, record: Any) -> None:
         await self.cluster.bus.jetstream().publish(subject, codec.encode(record))
@@ -99,7 +94,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 async def pods(cluster: Cluster) -> AsyncIterator[None]:
-    """Both pods, on one device of node gpu-b, deleted after the module."""
+    """Both pods with recorded use, on one device of node gpu-b, deleted after the module."""
     uuid = ""
     for name in (SLOW, BUSY):
         pod = small_pod(name, memory_mib=2000)
@@ -109,11 +104,9 @@ async def pods(cluster: Cluster) -> AsyncIterator[None]:
             pod["metadata"]["annotations"] = {"nvidia.com/use-gpuuuid": uuid}
         await cluster.create_pod(pod)
         await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
-        url = f"{cluster.url('registry')}/v1/allocations/default/{name}"
-        headers = {"Authorization": f"Bearer {cluster.plane.access().token}"}
-        async with cluster.session.get(url, headers=headers) as answer:
-            found = await answer.json()
-        uuid = found["items"][-1]["containers"][0]["shares"][0]["uuid"]
+        await cluster.until(f"{name} runs in the registry", partial(_runs, cluster, name))
+        uuid = (await _allocations(cluster))[name]["containers"][0]["shares"][0]["uuid"]
+    await Scene(cluster, await _allocations(cluster)).record_use()
     yield
     for name in (SLOW, BUSY):
         await cluster.delete_pod(name)
@@ -122,20 +115,25 @@ async def pods(cluster: Cluster) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def scene(cluster: Cluster, token: str, pods: None) -> Scene:
+async def scene(cluster: Cluster, pods: None) -> Scene:
     del pods
-    url = f"{cluster.url('registry')}/v1/allocations?namespace=default"
-    headers = {"Authorization": f"Bearer {token}"}
-    async with cluster.session.get(url, headers=headers) as answer:
-        items = (await answer.json())["items"]
-    made = Scene(cluster, token, {one["pod"]: one for one in items})
-    await cluster.until("the pod runs in the registry", partial(_runs, made))
-    return made
+    return Scene(cluster, await _allocations(cluster))
 
 
-async def _runs(scene: Scene) -> bool:
+async def _allocations(cluster: Cluster) -> dict[str, Any]:
+    """Allocations of the registry, by pod."""
+    items = (await get(cluster, "/v1/allocations?namespace=default"))["items"]
+    return {one["pod"]: one for one in items}
+
+
+async def _runs(cluster: Cluster, name: str) -> bool:
+    found = (await _allocations(cluster)).get(name)
+    return found is not None and found["state"] == "running"
+
+
+async def _limit_is(scene: Scene, memory_mib: int) -> bool:
     found = await scene.get(f"/v1/workloads/default/{SLOW}")
-    return bool(found["allocation"]["state"] == "running")
+    return bool(found["containers"][0]["devices"][0]["limit_mib"] == memory_mib)
 
 
 async def _is_cordoned(scene: Scene) -> bool:
@@ -150,7 +148,6 @@ def _figure(page: Page, label: str) -> Any:
 async def test_workload_shows_peak_waiting_and_right_size(
     page: Page, scene: Scene, no_violations: Check, screenshot: Shoot
 ) -> None:
-    await scene.record_use()
     await page.goto(scene.url("workloads"))
     await page.get_by_role("link", name=SLOW, exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text(f"default/{SLOW}")
@@ -190,8 +187,8 @@ async def test_resize_shows_before_and_after_and_restarts_nothing(page: Page, sc
     await expect(
         page.get_by_text(re.compile("has the new limits|limits are booked"))
     ).to_be_visible()
+    await scene.cluster.until("the limit is shown", partial(_limit_is, scene, 2600))
     after = await scene.get(f"/v1/workloads/default/{SLOW}")
-    assert after["containers"][0]["devices"][0]["limit_mib"] == 2600
     assert after["allocation"]["pod_uid"] == before["allocation"]["pod_uid"]
     await expect(
         page.get_by_role("table", name="History").get_by_text("resized", exact=True)
@@ -241,7 +238,7 @@ async def test_device_is_cordoned_with_a_reason_and_uncordoned(
     await page.get_by_role("button", name="Cordon", exact=True).click()
     await dialog.get_by_role("button", name="Cordon", exact=True).click()
     await expect(_figure(page, "Health")).to_contain_text("cordoned")
-    assert await _is_cordoned(scene)
+    await scene.cluster.until("the device is cordoned", partial(_is_cordoned, scene))
 
     await page.get_by_role("button", name="Uncordon").click()
     await dialog.get_by_role("button", name="Uncordon").click()
@@ -289,8 +286,8 @@ async def test_events_are_live_and_resume_after_a_pause_without_a_gap(
     second, third = await publish(), await publish()
     await page.get_by_role("button", name="Resume").click()
     await expect(rows).to_have_count(3)
-    shown = [await row.get_by_role("cell").first.text_content() for row in await rows.all()]
-    assert shown == [third, second, first]
+    for place, sequence in enumerate((third, second, first)):
+        await expect(rows.nth(place).get_by_role("cell").first).to_have_text(sequence)
 
     await rows.first.click()
     payload = json.loads(await page.locator(".events-payload").text_content() or "")

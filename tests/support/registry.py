@@ -76,7 +76,7 @@ async def until_stored(
     is_wanted: Callable[[NodeDevices], bool],
     *,
     node: str = "gpu-1",
-    within_s: float = 5.0,
+    within_s: float = 20.0,
 ) -> NodeDevices:
     """Return canonical devices once they match."""
     found: NodeDevices | None = None

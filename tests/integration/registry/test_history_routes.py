@@ -242,10 +242,10 @@ def subjects_of(events: list[Event]) -> list[str]:
 
 
 async def until_copied(site: Site, *, token: str = "") -> None:
-    """Wait until the server has copied both allocations and the state into the stream."""
-    query = "?since=0&follow=false&kind=allocation,state"
+    """Wait for both allocations and the state, which the server copies, and for the devices."""
+    query = "?since=0&follow=false&kind=allocation,state,device"
     with anyio.fail_after(20):
-        while len(await site.replay(query, token=token)) < 3:
+        while len(await site.replay(query, token=token)) < 4:
             await anyio.sleep(0.05)
 
 
@@ -286,7 +286,6 @@ async def test_events_replay_filter_and_resume_without_a_gap(nats_server: NatsSe
 
         # Live, then again from the last id: what came in between is not lost.
         async with site.tailing("?kind=decision") as content:
-            await anyio.sleep(0.3)
             await site.decide()
             with anyio.fail_after(10):
                 first = await next_event(content)

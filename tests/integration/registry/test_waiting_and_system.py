@@ -30,7 +30,7 @@ async def get(registry: RunningRegistry, path: str) -> Any:
 
 async def until_waiting(registry: RunningRegistry, *pods: str, path: str = "/v1/waiting") -> Any:
     found: Any = None
-    with anyio.move_on_after(5):
+    with anyio.move_on_after(20):
         while True:
             found = (await get(registry, path))["items"]
             if [one["pod"] for one in found] == list(pods):
@@ -98,10 +98,16 @@ async def test_waiting_pods_survive_a_restart_and_leave_when_placed_or_deleted(
 
 
 def is_complete(found: Any) -> bool:
-    """Return whether all replicas and the agent are listed."""
+    """Return whether all replicas, the agent, its concern and the waiting pod are listed."""
     services = {row["service"] for row in found.get("replicas", ())}
     agents = [row["agents"] for row in found.get("agents", {}).get("versions", ())]
-    return services == {"registry", "scheduler", "webhook"} and agents == [1]
+    concerns = [row["code"] for row in found.get("concerns", ())]
+    return (
+        services == {"registry", "scheduler", "webhook"}
+        and agents == [1]
+        and found["waiting"] == 1
+        and concerns == ["agents-of-another-version"]
+    )
 
 
 async def test_system_shows_replicas_agents_streams_and_consumers(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ async def test_system_shows_replicas_agents_streams_and_consumers(tmp_path: Path
             node="gpu-1", boot_id="1", seq=1, time_s=0.0, vendors=("nvidia",), version="0.0.1"
         )
         found: Any = {}
-        with anyio.move_on_after(10):
+        with anyio.move_on_after(20):
             async with site.agent("gpu-1", site.file(site.agent_token("gpu-1"))) as agent:
                 await send(NatsPublisher(agent), report("a", node="gpu-1"))
                 while not is_complete(found):

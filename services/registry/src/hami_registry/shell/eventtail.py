@@ -169,10 +169,15 @@ async def tail(
     limit: int,
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events; ``limit`` 0: without end."""
-    yield wanted.subscription()
+    """Yield server-sent events; ``limit`` 0: without end.
+
+    Without a position, ``follow`` begins with what is stored after the subscription was yielded.
+    """
     first, last = await history.extent()
-    if after is not None and (after > last or after + 1 < first):
+    yield wanted.subscription()
+    if follow and after is None and since_s is None:
+        after = last
+    elif after is not None and (after > last or after + 1 < first):
         yield _gap(after, first, last)
         after = max(0, first - 1)
     sent, cut = 0, ""
