@@ -36,7 +36,7 @@ LIMIT_S = {
     "property": 60,
     "contract": 30,
     "native": 60,
-    "integration": 30,
+    "integration": 120,
     "attack": 120,
     "e2e": 300,
     "console": 300,

@@ -23,7 +23,7 @@ from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluste
 from tests.cluster.node.image import APP
 from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
-from tests.support.checker import problems_of
+from tests.support.checker import lasting_problems
 
 pytestmark = [
     pytest.mark.anyio,
@@ -214,7 +214,7 @@ async def test_full_node_keeps_its_pods_across_a_restart_of_kubelet(cluster: Nod
 
     await cluster.until("all pods hold their shares", is_admitted_again, limit_s=LIMIT_S)
     assert {pod.status.phase for pod in await cluster.pods()} == {"Running"}
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
 
 
 async def test_pods_that_end_give_their_amounts_to_later_pods(cluster: NodeCluster) -> None:

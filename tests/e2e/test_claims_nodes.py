@@ -32,7 +32,7 @@ from tests.contract.kubelet.dradriver import TestDriver
 from tests.e2e.test_hamictl import hamictl
 from tests.e2e.test_real_claims import GROUP, MONITOR, SYNC_S, slices_of
 from tests.e2e.test_real_node import LIMIT_S, records_of
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tools import build_native, build_native_fakes
 
 pytestmark = [
@@ -293,7 +293,7 @@ async def test_both_modes_give_the_same_devices_limits_environment_and_refusals(
         assert_is_limited(view)
         (record,) = await live_records(cluster)
         assert bool(record.claim) == (mode == "dra")
-        assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+        assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
         view["limits"] = [line for line in view["limits"] if not line.startswith("allocation=")]
         views[mode] = {"device": [record.containers[0].shares[0].uuid], **view}
         await clear(cluster)

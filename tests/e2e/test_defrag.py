@@ -12,7 +12,7 @@ import pytest
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.shares_cluster]
 
@@ -118,6 +118,17 @@ async def evicted(cluster: Cluster) -> list[str]:
     ]
 
 
+async def create_big(cluster: Cluster) -> None:
+    """Create the pod that does not fit, and wait until kube-scheduler has been refused."""
+    await cluster.create_pod(big_pod())
+
+    async def is_refused() -> bool:
+        conditions = (await cluster.pod("big")).status.conditions or []
+        return any(one.reason == "Unschedulable" for one in conditions)
+
+    await cluster.until("the pod is refused", is_refused)
+
+
 async def hamictl(cluster: Cluster, *words: str) -> Any:
     command = [sys.executable, "-m", "hamictl", "defrag", "big"]
     command += ["--scheduler", cluster.url("scheduler"), "--interval", "0", *words]
@@ -135,7 +146,7 @@ async def output_of(process: Any) -> str:
 async def test_pods_move_one_after_another_although_the_scheduler_is_killed(
     cluster: Cluster,
 ) -> None:
-    await cluster.create_pod(big_pod())
+    await create_big(cluster)
     before = {pod.metadata.name for pod in await cluster.pods()}
     planned = await hamictl(cluster)
     assert "2 moves make it fit" in await output_of(planned)
@@ -166,11 +177,16 @@ async def test_pods_move_one_after_another_although_the_scheduler_is_killed(
     assert "2 pods moved" in text
     await all_run(cluster, WEB + 1)
     assert min(ready) >= WEB - 1, "the budget was not kept"
+
+    async def are_told() -> bool:
+        return len(await evicted(cluster)) == 2
+
+    await cluster.until("both moves have an Event", are_told)
     moved = await evicted(cluster)
     assert len(set(moved)) == len(moved) == 2
     after = {pod.metadata.name for pod in await cluster.pods()}
     assert before - after == set(moved)
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
@@ -182,7 +198,7 @@ def is_ready(pod: dict[str, Any]) -> bool:
 
 async def test_interrupt_stops_after_the_step_and_loses_no_pod(cluster: Cluster) -> None:
     seen = len(await evicted(cluster))
-    await cluster.create_pod(big_pod())
+    await create_big(cluster)
     process = await hamictl(cluster, "--execute", "--interval", "60", "--max-time", "90")
 
     async def first() -> bool:
@@ -200,5 +216,9 @@ async def test_interrupt_stops_after_the_step_and_loses_no_pod(cluster: Cluster)
 
     await cluster.until("the evicted pod has a replacement", replaced)
     assert len(await evicted(cluster)) == seen + 1
-    records = (await ledger_of(cluster)).values()
-    assert not [one for one in records if one.op != "release" and one.held_for]
+
+    async def is_free() -> bool:
+        records = (await ledger_of(cluster)).values()
+        return not [one for one in records if one.op != "release" and one.held_for]
+
+    await cluster.until("nothing is held", is_free)

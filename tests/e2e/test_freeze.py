@@ -18,7 +18,7 @@ from hami_sim.cluster import Cluster, run_cluster
 from hami_sim.tap import Trap
 from tests.e2e.conftest import TAPPED, small_pod
 from tests.e2e.faults import NODE, POINTS, Point
-from tests.support.checker import event_differences, ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(420)]
 
@@ -65,13 +65,8 @@ async def all_run(cluster: Cluster, names: list[str]) -> None:
 
 
 async def problems_left(cluster: Cluster) -> list[str]:
-    problems = ["not looked yet"]
-    with anyio.move_on_after(30):
-        while problems:
-            problems = await problems_of(cluster, cluster.verifier(), namespace="default")
-            problems += await event_differences(cluster)
-            await anyio.sleep(0.2)
-    return problems
+    verifier = cluster.verifier()
+    return await lasting_problems(cluster, verifier, namespace="default", with_events=True)
 
 
 async def test_stopped_for_a_minute_at_every_point(cluster: Cluster) -> None:

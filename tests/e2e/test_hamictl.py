@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -91,8 +92,9 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     await cluster.create_pod(small_pod("huge", memory_mib=90000))
 
     async def settled() -> bool:
-        known = await cluster.explain("huge")
-        return await cluster.pod_is("web", "Running") and bool(known.get("decisions"))
+        known, web = await cluster.explain("huge"), await cluster.explain("web")
+        states = [one["state"] for one in web.get("allocations", ())]
+        return states == ["running"] and bool(known.get("decisions"))
 
     await cluster.until("one pod runs and one is refused", settled)
 
@@ -185,14 +187,21 @@ async def web(cluster: Cluster) -> str:
 async def test_top_shows_use_against_share_and_what_nothing_holds(
     cluster: Cluster, web: str
 ) -> None:
-    found = await hamictl(cluster, "top", "pods", "-o", "json")
-    assert found.returncode == 0, found.stderr
-    (share,) = [
-        one
-        for node in json.loads(found.stdout)["items"]
-        for one in node["shares"]
-        if one["pod"] == web
-    ]
+    shares: list[Any] = []
+
+    async def is_listed() -> bool:
+        found = await hamictl(cluster, "top", "pods", "-o", "json")
+        assert found.returncode == 0, found.stderr
+        shares[:] = [
+            one
+            for node in json.loads(found.stdout)["items"]
+            for one in node["shares"]
+            if one["pod"] == web
+        ]
+        return bool(shares)
+
+    await cluster.until("the agent has looked", is_listed)
+    (share,) = shares
     assert (share["memory_mib"], share["used_mib"], share["is_held"]) == (2000, 0, False)
     table = await hamictl(cluster, "top", "pods")
     assert b"NO: nothing limits it" in table.stdout, "no library is given in this cluster"
@@ -204,14 +213,22 @@ async def test_top_shows_use_against_share_and_what_nothing_holds(
 
 
 async def test_trace_shows_the_pods_way_in_order(cluster: Cluster, web: str) -> None:
-    found = await hamictl(cluster, "trace", web, "-o", "json")
-    assert found.returncode == 0, found.stderr
-    story = json.loads(found.stdout)
+    wanted = ["admission allowed", "decision bind: placed", "state bound", "state prepared"]
+    wanted += ["state running"]
+    story: dict[str, Any] = {}
+
+    async def is_complete() -> bool:
+        """The events of a pod are published a moment after it runs."""
+        found = await hamictl(cluster, "trace", web, "-o", "json")
+        assert found.returncode == 0, found.stderr
+        story.update(json.loads(found.stdout))
+        kinds = [line["what"] for line in story["lines"]]
+        return {*wanted, "container main runs"} <= {*kinds}
+
+    await cluster.until("the way is complete", is_complete)
     assert story["missing"] == []
     assert story["trace_id"] == (await cluster.story_of(web))["trace_id"]
     kinds = [line["what"] for line in story["lines"]]
-    wanted = ["admission allowed", "decision bind: placed", "state bound", "state prepared"]
-    wanted += ["state running"]
     assert [what for what in kinds if what in wanted] == wanted
     assert "container main runs" in kinds
     nowhere = ("--nats", "nats://127.0.0.1:1", "--kubeconfig", str(cluster.directory / "none"))
@@ -224,7 +241,13 @@ async def test_trace_shows_the_pods_way_in_order(cluster: Cluster, web: str) -> 
 
 async def test_events_go_on_where_they_stopped(cluster: Cluster, web: str, tmp_path: Path) -> None:
     position = tmp_path / "position"
-    words = ("events", "--kind", "state", "--pod", f"default/{web}", "--position", str(position))
+    every = ("events", "--kind", "state", "--pod", f"default/{web}")
+    words = (*every, "--position", str(position))
+
+    async def is_copied() -> bool:
+        return len((await hamictl(cluster, *every, "--from", "1")).stdout.splitlines()) >= 3
+
+    await cluster.until("the states are events", is_copied)
     first = await hamictl(cluster, *words, "-o", "json")
     assert first.returncode == 0, first.stderr
     states = [json.loads(line)["record"]["state"] for line in first.stdout.splitlines()]

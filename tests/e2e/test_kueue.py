@@ -17,7 +17,7 @@ from hami_common.events.allocation import AllocationRecord, is_of_owner, owner_o
 from hami_common.model.placement import booked_by_device
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.conftest import small_pod
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tests.support.installed import OVERLAYS, SPEC, Installed, run_installed
 from tests.support.kueue import (
     CHECK,
@@ -168,7 +168,8 @@ class Site:
         await self.installed.until("nothing is allocated or held", is_empty, limit_s=LIMIT_S)
 
     async def problems(self) -> list[str]:
-        return await problems_of(self.installed, self.installed.verifier(), namespace=NAMESPACE)
+        verifier = self.installed.verifier()
+        return await lasting_problems(self.installed, verifier, namespace=NAMESPACE)
 
 
 def devices_of(record: AllocationRecord) -> tuple[str, ...]:
@@ -238,8 +239,12 @@ async def test_fragmented_devices_keep_a_workload_waiting_and_room_admits_it(sit
     assert workload is not None
     assert not has(workload, "Admitted")
     assert await site.pods_of("four") == []
-    events = await site.installed.client.list("events", NAMESPACE)
-    assert any(one["reason"] == "PlacementRetry" for one in events["items"])
+
+    async def is_told() -> bool:
+        events = await site.installed.client.list("events", NAMESPACE)
+        return any(one["reason"] == "PlacementRetry" for one in events["items"])
+
+    await site.installed.until("the retry has an Event", is_told, limit_s=LIMIT_S)
     assert await site.held(workload) == []
     await site.installed.client.delete("pods", "blocker", NAMESPACE)
     ready = await site.until_ready("four")
@@ -293,7 +298,11 @@ async def test_kueues_own_check_gets_devices_by_provisioning_requests(site: Site
     assert sum(bound.values()) == 4
     # Between Provisioned and this test's reading, pods may have taken over the first of the holds.
     assert not held - bound
-    assert not any(is_of_owner(one) for one in records)
+
+    async def are_taken() -> bool:
+        return not any(is_of_owner(one) for one in (await ledger_of(site.installed)).values())
+
+    await site.installed.until("pods have taken all holds", are_taken, limit_s=LIMIT_S)
     assert await site.problems() == []
 
 
@@ -320,7 +329,7 @@ async def test_gang_runs_on_the_one_rack_that_kueue_chose_and_on_its_held_device
     uids = {pod["metadata"]["uid"] for pod in pods}
     records = (await ledger_of(site.installed)).values()
     assert Counter(devices_of(record) for record in records if record.pod_uid in uids) == held
-    assert await site.held(ready) == []
+    await site.until_held(ready, 0)
     assert await site.problems() == []
 
 
@@ -417,13 +426,19 @@ async def test_request_beyond_every_device_is_rejected(site: Site) -> None:
         lambda one: one is not None and one["spec"].get("active") is False,
         "large",
     )
-    events = (await site.installed.client.list("events", NAMESPACE))["items"]
-    texts = [
-        one["message"]
-        for one in events
-        if one["involvedObject"]["uid"] == workload["metadata"]["uid"]
-        and one["reason"] == "PlacementRejected"
-    ]
+    texts: list[str] = []
+
+    async def is_told() -> bool:
+        events = (await site.installed.client.list("events", NAMESPACE))["items"]
+        texts[:] = [
+            one["message"]
+            for one in events
+            if one["involvedObject"]["uid"] == workload["metadata"]["uid"]
+            and one["reason"] == "PlacementRejected"
+        ]
+        return bool(texts)
+
+    await site.installed.until("the rejection has an Event", is_told, limit_s=LIMIT_S)
     assert len(texts) == 1
     assert "1 pod would not fit on the devices of all 2 nodes if nothing else used them" in texts[0]
 

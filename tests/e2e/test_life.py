@@ -13,7 +13,7 @@ from hami_common.pods.podview import PodView
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.bench.burst import burst
 from tests.e2e.conftest import small_pod
-from tests.support.checker import event_differences, ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.shares_cluster]
 
@@ -64,14 +64,8 @@ async def all_run(cluster: Cluster, names: list[str], *, limit_s: float = 60) ->
 
 async def sound(cluster: Cluster) -> list[str]:
     """Return problems left once the parts had time to agree."""
-    problems = ["not looked yet"]
-    with anyio.move_on_after(15):
-        while problems:
-            problems = await problems_of(cluster, cluster.verifier(), namespace="default")
-            problems += await event_differences(cluster)
-            if problems:
-                await anyio.sleep(0.1)
-    return problems
+    verifier = cluster.verifier()
+    return await lasting_problems(cluster, verifier, namespace="default", with_events=True)
 
 
 async def pids(cluster: Cluster) -> dict[str, int | None]:
@@ -140,7 +134,7 @@ async def test_faulty_device_takes_no_pods_until_it_recovers(cluster: Cluster) -
     async def unhealthy() -> bool:
         return not (await _device(cluster, uuid))["healthy"]
 
-    await cluster.until("the device is reported as faulty", unhealthy, limit_s=10)
+    await cluster.until("the device is reported as faulty", unhealthy)
     pod = small_pod("wants-faulty")
     pod["metadata"].update(wish)
     await cluster.create_pod(pod)

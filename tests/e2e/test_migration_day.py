@@ -52,7 +52,7 @@ pytestmark = [
 Obj = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 KUSTOMIZE = OVERLAYS.parent
-RUN_S = 40.0
+RUN_S = 90.0
 OPERATOR, SYSTEM = "operator", "hami-system"
 NODES = (
     NodeSpec(name="gpu-a", profile="2xA30"),
@@ -364,7 +364,7 @@ async def use(day: Day) -> None:
     async def is_refused() -> bool:
         nonlocal reason
         reason = (await site.story_of(refused))["reason"]
-        return bool(reason)
+        return "NodeUnregistered" in reason
 
     await site.until(f"{refused} is refused", is_refused, limit_s=RUN_S)
     assert await site.pod_is(refused, "Pending")

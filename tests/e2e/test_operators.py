@@ -21,7 +21,7 @@ from hami_common.pods import limits
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.cluster.needs import control_plane_or_skip
 from tests.support import operators
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tests.support.operators import HAMI, KINDS, Obj, Operator, runnable
 
 pytestmark = [
@@ -333,11 +333,6 @@ async def warnings_of(cluster: Cluster, pod: Obj) -> Sequence[str]:
 
 
 async def test_ledger_and_pods_agree(cluster: Cluster) -> None:
-    problems = ["not looked yet"]
-    with anyio.move_on_after(30):
-        while problems:
-            problems = await problems_of(cluster, cluster.verifier(), namespace=NAMESPACE)
-            await anyio.sleep(0.2)
-    assert problems == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace=NAMESPACE) == []
     live = [one for one in (await ledger_of(cluster)).values() if one.op != "release"]
     assert len(live) == sum(len(of_case) for case in CASES for of_case in case.shares.values())

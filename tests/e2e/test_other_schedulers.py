@@ -22,7 +22,7 @@ from hami_sim.kube import Access
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.conftest import small_pod
 from tests.support.bindings import binding
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tests.support.hami_site import DEFAULT_SCHEDULER, start_default_scheduler
 from tests.support.installed import OVERLAYS, SLEEPER, SPEC, Installed, run_installed
 from tests.support.kubeclient import KubeClient, StatusError
@@ -123,7 +123,8 @@ class Site:
         await self.installed.until("nothing is allocated", is_empty, limit_s=LIMIT_S)
 
     async def problems(self) -> list[str]:
-        return await problems_of(self.installed, self.installed.verifier(), namespace=NAMESPACE)
+        verifier = self.installed.verifier()
+        return await lasting_problems(self.installed, verifier, namespace=NAMESPACE)
 
 
 def write_overlay(directory: Path) -> Path:
@@ -232,7 +233,11 @@ async def test_binding_of_another_scheduler_runs_with_its_share(site: Site) -> N
     site.installed.verifier().verify(
         pod["metadata"]["annotations"][keys.ALLOCATION], pod_uid=metadata["uid"], node=NODES[0]
     )
-    assert "2000" in await site.installed.container_log("a", "main")
+
+    async def is_shown() -> bool:
+        return "2000" in await site.installed.container_log("a", "main")
+
+    await site.installed.until("the container shows its limit", is_shown, limit_s=LIMIT_S)
     assert await site.problems() == []
 
 
@@ -299,7 +304,8 @@ async def test_binding_that_the_api_server_refuses_returns_its_share(site: Site)
     async with refused_by_policy(site, "refused"):
         refused = binding("a", NODES[0], annotations={"refused": "yes"})
         assert "refused by a policy" in await site.post(JANE, refused)
-        assert await site.records_of(made["metadata"]["uid"]) == ["reserve"]
+        # The lease may end before this test looks.
+        assert await site.records_of(made["metadata"]["uid"]) in (["reserve"], ["release"])
         await site.until_released(made["metadata"]["uid"])
     assert await site.post(JANE, binding("a", NODES[1])) == ""
     await site.runs("a")
@@ -393,10 +399,7 @@ async def test_race_of_three_schedulers_and_a_crash_allocates_nothing_twice(site
 
     await site.installed.until("eight pods are placed", is_full, limit_s=LIMIT_S)
 
-    async def is_settled() -> bool:
-        return await site.problems() == []
-
-    await site.installed.until("ledger and pods agree", is_settled, limit_s=LIMIT_S)
+    assert await site.problems() == []
     assert len([pod for pod in await site.installed.pods() if pod.spec.node_name]) == 8
 
 

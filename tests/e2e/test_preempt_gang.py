@@ -9,7 +9,7 @@ import pytest
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
@@ -90,17 +90,11 @@ async def until_condition(cluster: Cluster, name: str, text: str) -> None:
         conditions = (await cluster.pod(name)).status.conditions or []
         return any(text in condition.message for condition in conditions)
 
-    await cluster.until(f"{name} is told {text!r}", said, limit_s=30)
+    await cluster.until(f"{name} is told {text!r}", said)
 
 
 async def sound(cluster: Cluster) -> list[str]:
-    problems = ["not looked yet"]
-    with anyio.move_on_after(15):
-        while problems:
-            problems = await problems_of(cluster, cluster.verifier(), namespace="default")
-            if problems:
-                await anyio.sleep(0.1)
-    return problems
+    return await lasting_problems(cluster, cluster.verifier(), namespace="default")
 
 
 async def test_policy_decides_and_the_preference_of_a_pod_counts_more(cluster: Cluster) -> None:
@@ -132,10 +126,13 @@ async def test_pod_with_a_high_priority_gets_the_room_of_one_with_a_low(cluster:
         return await cluster.pod_is_gone(names[3])
 
     await cluster.until("only the pod with the lowest priority went", gone)
-    events = await cluster.request("GET", "/api/v1/namespaces/default/events")
-    told = {(event["reason"], event["involvedObject"]["name"]) for event in events["items"]}
-    assert ("Preempted", names[3]) in told
-    assert ("Preempting", "urgent") in told
+
+    async def told() -> bool:
+        events = await cluster.request("GET", "/api/v1/namespaces/default/events")
+        found = {(event["reason"], event["involvedObject"]["name"]) for event in events["items"]}
+        return {("Preempted", names[3]), ("Preempting", "urgent")} <= found
+
+    await cluster.until("both pods have an Event", told)
     assert await sound(cluster) == []
 
 
@@ -224,7 +221,7 @@ async def assigned(cluster: Cluster, name: str) -> None:
     async def has_node() -> bool:
         return bool((await cluster.pod(name)).spec.node_name)
 
-    await cluster.until(f"{name} has a node", has_node, limit_s=30)
+    await cluster.until(f"{name} has a node", has_node)
 
 
 async def uuids(cluster: Cluster) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from hami_common.events.allocation import AllocationRecord, is_of_owner
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.conftest import small_pod
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tests.support.installed import OVERLAYS, SPEC, Installed, run_installed
 from tests.support.kustomize import overlay
 from tests.support.provisioning import CLASS, NAMESPACE, Requests, reason_of, text_of
@@ -30,7 +30,7 @@ pytestmark = [
 COMPONENT = OVERLAYS.parent / "components" / "provisioning-requests"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "provisioning-requests"
 LIMIT_S = 120.0
-BOOKING_S = 25
+BOOKING_S = 40
 LARGE_MIB = 20_000
 """One such share fits on each of the four cards."""
 CONSUME = "autoscaling.x-k8s.io/consume-provisioning-request"
@@ -156,9 +156,9 @@ async def test_pods_that_name_the_request_run_on_its_devices(site: Site) -> None
         await site.run(name, "three")
     assert not held - await site.devices_of_pods()
     await site.until("three", "BookingExpired", "CapacityBookingConsumed")
-    assert await site.held("three") == []
+    await site.until_held("three", 0)
     verifier = site.installed.verifier()
-    assert await problems_of(site.installed, verifier, namespace=NAMESPACE) == []
+    assert await lasting_problems(site.installed, verifier, namespace=NAMESPACE) == []
 
 
 async def test_example_is_provisioned_and_its_pods_run(site: Site) -> None:
@@ -186,7 +186,7 @@ async def test_request_waits_for_devices_and_its_booking_ends(site: Site) -> Non
     await site.until("four", "Provisioned", "CapacityIsFound")
     assert len(await site.held("four")) == 4
     await site.until("four", "BookingExpired", "CapacityReservationTimeExpired")
-    assert await site.held("four") == []
+    await site.until_held("four", 0)
 
 
 async def test_restart_of_the_scheduler_keeps_the_devices_and_deletion_releases(

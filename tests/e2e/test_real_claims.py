@@ -33,7 +33,7 @@ from tests.e2e.test_real_node import (
     told_by,
 )
 from tests.e2e.test_resize import resize
-from tests.support.checker import problems_of
+from tests.support.checker import lasting_problems
 
 pytestmark = [
     pytest.mark.anyio,
@@ -142,7 +142,7 @@ async def test_claim_and_pod_share_the_devices_of_a_node(cluster: NodeCluster) -
         return bool(values[asked.uuid] == left)
 
     await cluster.until("the slice shows what pods leave", shows_what_is_left)
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
 
 
 async def taints_of(cluster: NodeCluster, uuid: str) -> list[tuple[str, str]]:
@@ -181,8 +181,12 @@ async def test_fault_of_a_claimed_device_evicts_pods_that_do_not_tolerate_it(
     await use_claim(cluster, "beside", 1000, beside)
     await all_run(cluster, ["beside"])
     cluster.hardware[NODE].lose(index)
-    await cluster.until("kubelet shows the fault", lambda: shows("Unhealthy"), limit_s=10)
-    assert await taints_of(cluster, used.uuid) == [(UNHEALTHY, "NoExecute")]
+    await cluster.until("kubelet shows the fault", lambda: shows("Unhealthy"))
+
+    async def is_tainted() -> bool:
+        return await taints_of(cluster, used.uuid) == [(UNHEALTHY, "NoExecute")]
+
+    await cluster.until("the device is tainted", is_tainted)
 
     async def is_evicted() -> bool:
         pods = (await cluster.request("GET", PODS))["items"]
@@ -205,7 +209,12 @@ async def test_fault_of_a_claimed_device_evicts_pods_that_do_not_tolerate_it(
 
 
 async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeCluster) -> None:
-    assert len(list(cluster.node.containerd.cdi_directory.iterdir())) == 1
+    directory = cluster.node.containerd.cdi_directory
+
+    async def has_one_file() -> bool:
+        return len(list(directory.iterdir())) == 1
+
+    await cluster.until("files of ended claims are removed", has_one_file, limit_s=LIMIT_S)
     await cluster.processes[AGENT].kill()
     await cluster.node.restart_kubelet()
     cluster.processes[AGENT].start()
@@ -221,8 +230,8 @@ async def test_claim_lives_through_restarts_and_ends_with_its_pod(cluster: NodeC
         return all(record.op == "release" for record in records.values())
 
     await cluster.until("all shares are released", are_released, limit_s=LIMIT_S)
-    with anyio.fail_after(30):
-        while list(cluster.node.containerd.cdi_directory.iterdir()):
+    with anyio.fail_after(60):
+        while list(directory.iterdir()):
             await anyio.sleep(0.2)
 
 
@@ -251,7 +260,7 @@ async def test_pod_has_by_its_claim_what_the_device_plugin_gives(cluster: NodeCl
         for name in names
     ]
     assert given[0] == given[1]
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
 
 
 async def test_resize_of_a_pod_with_a_claim_reaches_its_container(cluster: NodeCluster) -> None:
@@ -270,7 +279,7 @@ async def test_resize_of_a_pod_with_a_claim_reaches_its_container(cluster: NodeC
         async def is_seen(wanted: str = f"memory_mib={memory_mib}\n") -> bool:
             return wanted in await cluster.container_log("follows", "main")
 
-        await cluster.until(f"the container reads {memory_mib}", is_seen, limit_s=5)
+        await cluster.until(f"the container reads {memory_mib}", is_seen)
     [shares] = (await records_of(cluster))["follows"].containers
     left = f"{40_960 - 1000 + 2000}Mi"
 
@@ -295,7 +304,7 @@ async def test_resize_of_a_claim_reaches_its_container_and_the_claim(cluster: No
         async def is_seen(wanted: str = f"memory_mib={memory_mib}\n") -> bool:
             return wanted in await cluster.container_log("grows", "main")
 
-        await cluster.until(f"the container reads {memory_mib}", is_seen, limit_s=5)
+        await cluster.until(f"the container reads {memory_mib}", is_seen)
 
         async def is_shown(wanted: str = f"{memory_mib}Mi") -> bool:
             claim = await cluster.request("GET", f"{CLAIMS}/grows")
@@ -303,12 +312,12 @@ async def test_resize_of_a_claim_reaches_its_container_and_the_claim(cluster: No
                 {"memory": wanted, "cores": "30"}
             ]
 
-        await cluster.until(f"the claim shows {memory_mib}", is_shown, limit_s=5)
+        await cluster.until(f"the claim shows {memory_mib}", is_shown)
     record = (await records_of(cluster))["grows"]
     assert [one.memory_mib for one in record.containers[0].shares] == [1000]
     status, refused = await resize(cluster, "", claim="grows", memory_mib=90_000)
     assert (status, refused["error"]["code"]) == (409, "no-room")
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
     await end(cluster, "grows")
 
 
@@ -345,8 +354,8 @@ async def test_container_with_two_requests_has_one_share_of_both(cluster: NodeCl
     assert (status, done.get("in_force")) == (200, True), done
 
     is_seen = partial(has_told, "memory_mib=2500\n")
-    await cluster.until("the container reads the new limit", is_seen, limit_s=5)
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    await cluster.until("the container reads the new limit", is_seen)
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
     await end(cluster, "both")
 
 

@@ -255,7 +255,8 @@ async def events_of(cluster: Cluster) -> list[Any]:
 
 
 async def test_every_event_is_what_the_documents_say(cluster: Cluster) -> None:
-    await cluster.delete_pod("traced")
+    await ran(cluster, "deleted")
+    await cluster.delete_pod("deleted")
     seen: set[str] = set()
 
     async def all_there() -> bool:

@@ -27,7 +27,7 @@ from hami_sim.kubernetes.pki import HOST
 from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.e2e.test_other_schedulers import COMPONENT
-from tests.e2e.test_volcano import LIMIT_S, NAMESPACE, Site, over_capacity_ever, pod
+from tests.e2e.test_volcano import LIMIT_S, NAMESPACE, Site, over_capacity_ever, pod, shows
 from tests.support.checker import ledger_of
 from tests.support.installed import OVERLAYS, SPEC, Installed, run_installed
 from tests.support.kustomize import overlay
@@ -142,7 +142,7 @@ async def test_pods_of_two_vendors_are_placed_and_limited(site: Site) -> None:
         await site.create(pod(name, amounts, group="two"))
     await site.until_running(*wanted)
     assert await site.bound() == {"d1": DCU, "d2": DCU, "g1": GPU}
-    assert "30000" in await site.installed.container_log("d1", "c0")
+    await site.until("d1 shows its limit", partial(shows, site, "d1", "30000"))
     await check_limits(site)
     await site.until_agreed()
     assert scheduler_log(site, '"filter"') >= len(wanted)

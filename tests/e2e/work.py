@@ -80,13 +80,14 @@ async def bind(site: Installed, kind: str, role: str, account: str) -> None:
 
 
 async def until_runs(site: Installed, name: str, namespace: str) -> Document:
-    """Return the pod's history once its container runs and the node has reported it."""
+    """Return the pod's history once its containers have printed and the node has reported it."""
     story: Document = {}
 
     async def runs() -> bool:
         nonlocal story
         story = await site.story_of(name, namespace=namespace)
-        return story["phase"] == "Running" and "running" in story["states"]
+        has_printed = all(container["stdout"] for container in story["containers"])
+        return story["phase"] == "Running" and "running" in story["states"] and has_printed
 
     await site.until(f"{name} runs", runs, limit_s=LIMIT_S)
     return story

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
+import anyio
 from nats.aio.client import Client
 
 from hami_common.bus import subjects
@@ -21,6 +22,9 @@ from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked
 from hami_common.pods import annotations
 from hami_common.pods.podview import PodView
 from hami_common.pods.signing import SignedPlacement, Verifier
+
+AGREED_S = 60.0
+"""Longest time for which pods, ledger and events may differ after a change."""
 
 
 class Outside(Protocol):
@@ -147,6 +151,25 @@ async def problems_of(cluster: Outside, verifier: Verifier, *, namespace: str) -
     inventory = await inventory_of(cluster)
     problems += over_capacity(placements, inventory)
     problems += over_capacity([record.containers for record in live.values()], inventory)
+    return problems
+
+
+async def lasting_problems(
+    cluster: Outside, verifier: Verifier, *, namespace: str, with_events: bool = False
+) -> list[str]:
+    """Return the violations that are left once the parts had time to agree, at most ``AGREED_S``.
+
+    ``with_events``: also differences between buckets and their events.
+    """
+    problems = ["not looked yet"]
+    with anyio.move_on_after(AGREED_S):
+        while True:
+            problems = await problems_of(cluster, verifier, namespace=namespace)
+            if with_events:
+                problems += await event_differences(cluster)
+            if not problems:
+                break
+            await anyio.sleep(0.1)
     return problems
 
 

@@ -53,7 +53,7 @@ from tests.support.kubeclient import KubeClient
 NODE = "gpu-a"
 RESOURCE = "nvidia.com/gpu"
 SHOW = "env | grep -E '^(NVIDIA|CUDA)' ; cat /etc/hami/limits 2>/dev/null; exec sleep 1000"
-WAIT_S = 15.0
+WAIT_S = 40.0
 POLL_S = 0.02
 
 Obj = dict[str, Any]

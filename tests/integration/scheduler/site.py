@@ -31,7 +31,7 @@ Obj = dict[str, Any]
 POLL_S = 0.02
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = 40.0) -> None:
     """Wait for a condition of another process."""
     with anyio.fail_after(within_s):
         while not condition():
@@ -63,12 +63,12 @@ class SchedulerProcess:
         await until(is_listening)
 
     async def until_ready(self) -> None:
-        """Wait until calls are answered with decisions."""
-        with anyio.fail_after(20):
+        """Wait until calls are answered with decisions, and each agent's heartbeat has arrived."""
+        with anyio.fail_after(40):
             while await self.status("/readyz") != 200:
                 await anyio.sleep(POLL_S)
-        # A node is used after the first heartbeat of its agent.
-        await anyio.sleep(2 * BEAT_S)
+            while json.loads(await self.get("/v1/snapshot")).get("silent"):
+                await anyio.sleep(POLL_S)
 
     async def status(self, path: str) -> int:
         try:
@@ -173,7 +173,7 @@ class Site:
             await self.pods(), await self.log(), verifier=self.verifier, capacity=self.capacity
         )
 
-    async def check_settled(self, *, within_s: float = 15.0) -> None:
+    async def check_settled(self, *, within_s: float = 40.0) -> None:
         """Wait until pods and ledger agree."""
         deadline = anyio.current_time() + within_s
         while True:
@@ -222,7 +222,7 @@ async def open_site(directory: Path, nats: NatsServer) -> AsyncIterator[Site]:
     async with (
         ApiServer(ApiSettings()) as api,
         KubeClient(Access(url=api.url, token=api.token)) as kube,
-        natsio.connect([nats.url], name="test", start_timeout_s=10) as bus,
+        natsio.connect([nats.url], name="test", start_timeout_s=30) as bus,
         background() as group,
     ):
         await natsio.ensure_bus(bus)

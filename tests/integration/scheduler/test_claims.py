@@ -121,7 +121,7 @@ class Cluster:
     async def until_booked(self, *names: str) -> dict[str, AllocationRecord]:
         """Wait until exactly these have records."""
         found: dict[str, AllocationRecord] = {}
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(60):
             while set(found := await self._booked()) != set(names):
                 await anyio.sleep(0.05)
         assert sorted(found) == sorted(names)
@@ -134,7 +134,7 @@ class Cluster:
             return {}
 
     async def until_allocated(self, *names: str) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while await self.allocated() != set(names):
                 await anyio.sleep(0.05)
 
@@ -159,7 +159,7 @@ class Cluster:
         ]
 
     async def until_event(self, name: str) -> tuple[str, str]:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not (found := await self.events(name)):
                 await anyio.sleep(0.05)
         return found[0]
@@ -213,7 +213,7 @@ async def test_claims_and_pods_share_devices_within_their_capacity(
                 group.start_soon(bind, number, pod)
         # kube-scheduler counts claims alone, of which all fit; 10 shares of 3,000 MiB fit in fact.
         await cluster.until_allocated(*(f"c{number}" for number in range(8)))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(booked := await cluster.booked()) < 10:
                 await anyio.sleep(0.05)
         await anyio.sleep(0.5)
@@ -237,7 +237,10 @@ async def test_claim_that_does_not_fit_has_an_event_and_is_booked_after_a_pod_en
         reason, message = await cluster.until_event("c")
         assert reason == "CardInsufficientMemory"
         assert message.startswith(f"CardInsufficientMemory: device GPU-{NODE}-0: ")
-        assert await cluster.conditions("c") == [("False", "CardInsufficientMemory", message)]
+        refused = [("False", "CardInsufficientMemory", message)]
+        with anyio.fail_after(60):
+            while await cluster.conditions("c") != refused:
+                await anyio.sleep(0.05)
         await cluster.until_booked("p1", "p2")
         # First fit chose the first device, so only the pod there matters.
         on_first = next(
@@ -249,7 +252,7 @@ async def test_claim_that_does_not_fit_has_an_event_and_is_booked_after_a_pod_en
         left = {"p1", "p2"} - {on_first}
         await cluster.until_booked("c", *left)
         assert len(await cluster.events("c")) == 1
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while (await cluster.conditions("c"))[0][:2] != ("True", "Booked"):
                 await anyio.sleep(0.05)
 
@@ -275,7 +278,7 @@ async def test_scheduler_killed_at_any_point_is_followed_by_another(
         async with anyio.create_task_group() as group:
             for name in names[:6]:
                 group.start_soon(cluster.claim, name, "2000Mi", "5")
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not await cluster.booked():
                     await anyio.sleep(0.001)
             await first.process.kill()
@@ -288,7 +291,7 @@ async def test_scheduler_killed_at_any_point_is_followed_by_another(
         states = natsio.NatsBucket(cluster.site.bus, subjects.STATE_BUCKET)
         records = {one.allocation_id for one in (await cluster.booked()).values()}
         confirmed: set[str] = set()
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(60):
             while not records <= confirmed:
                 await anyio.sleep(0.05)
                 confirmed = {
@@ -316,7 +319,7 @@ async def test_lost_ledger_is_rebuilt_identically_from_claims_in_use(
         await cluster.site.nats.wipe()
         await cluster.claim("late", "1000Mi")
         await cluster.site.nats.start()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:  # until the bus has its streams again
                 try:
                     await cluster.site.put_devices(DEVICES)

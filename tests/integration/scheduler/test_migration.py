@@ -203,7 +203,7 @@ class Town:
     async def move(self, *names: str, back: bool = False, accept: bool = False) -> set[str]:
         """Move nodes at the same time, as ``hamictl migrate`` does; returns their final sides."""
         done: set[str] = set()
-        sides = Sides(wait_s=20)
+        sides = Sides(wait_s=60)
         kubeconfig = str(self.site.directory / "kubeconfig")
         async with kubeio.connect(kubeconfig, user_agent="test") as kube:
 
@@ -230,7 +230,7 @@ class Town:
 
 async def settle(town: Town, count: int) -> list[AllocationRecord]:
     """The ledger, once it has so many records."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(records := await town.records()) < count:
             await anyio.sleep(LOOK_S)
     return records
@@ -283,7 +283,7 @@ async def test_cluster_of_hami_is_taken_over_filled_and_rolled_back(
         for n in range(count)
     ]
     assert len(new) == 50
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         waiting = new
         while waiting:
             left = []
@@ -297,7 +297,7 @@ async def test_cluster_of_hami_is_taken_over_filled_and_rolled_back(
     await place.site.check()
     assert booked(record for record in records if record.origin) == written(theirs)
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(hami_reader.placed(await place.site.pods())) < 100:
             await anyio.sleep(LOOK_S)
     status = json.loads(await place.hamictl("migrate", "status", "-o", "json"))["items"]

@@ -61,7 +61,11 @@ async def test_a_past_refusal_has_all_nodes_and_equals_the_record(site: Site) ->
 
         # Decisions and copies of the ledger reach the event stream a moment later.
         with anyio.fail_after(30):
-            while (found := await ask(refused_s))[0] != 200 or found[1]["compared"] != 20:
+            while (
+                (found := await ask(refused_s))[0] != 200
+                or found[1]["compared"] != 20
+                or found[1]["differing"]
+            ):
                 await anyio.sleep(0.1)
         moment = found[1]
         assert (moment["differing"], moment["assumed"], moment["nodes_feasible"]) == ([], 0, 0)

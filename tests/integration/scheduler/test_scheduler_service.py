@@ -78,7 +78,7 @@ async def test_two_schedulers_on_one_node_fill_it_exactly(
         await scheduler.until_ready()
     pods = [await site.add_pod(f"p{i}", mem_mib=2000, cores=5) for i in range(40)]
     waiting = {pod["metadata"]["name"]: pod for pod in pods}
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(await site.bound()) < 32:
             # Every pod is given to both, as after a change of the elected kube-scheduler.
             errors = await bind_all(schedulers, [*waiting.values(), *waiting.values()], "n1")
@@ -105,13 +105,13 @@ async def test_wiped_bus_is_rebuilt_from_the_pods(site: Site, http: aiohttp.Clie
     refused = await bind_all(schedulers[:1], pods[10:11], "n1")
     assert "" not in refused.values()
     await site.nats.start()
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         while {r.pod_uid: (r.allocation_id, r.containers) for r in await _log(site)} != before:
             await anyio.sleep(0.05)
     await site.put_devices(node)
     for scheduler in schedulers:
         await scheduler.until_ready()
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         # 12 fit: 6 of 2,500 MiB on each device.
         while len(await site.bound()) < 12:
             await bind_all(schedulers, pods[10:], "n1")
@@ -142,7 +142,7 @@ async def test_bus_restarted_in_the_middle_loses_no_pod(
         await site.nats.kill()
         await site.nats.start()
     await site.check()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(bound := await site.bound()) < 60:
             await scheduler.until_ready()
             rest = [pod for pod in pods if pod["metadata"]["name"] not in bound]
@@ -166,7 +166,7 @@ async def test_scheduler_killed_in_the_middle_is_followed_by_another(
         await until(lambda: len(site.api.requests(BINDING)) >= 10)
         await first.process.kill()
     await site.check()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(bound := await site.bound()) < 64:
             rest = [pod for pod in pods if pod["metadata"]["name"] not in bound]
             await bind_all([second], rest, "n1")
@@ -186,7 +186,7 @@ async def test_resumed_scheduler_finds_its_reservation_lost(
         await scheduler.until_ready()
     slow = await site.add_pod("slow", mem_mib=12000)
     quick = await site.add_pod("quick", mem_mib=12000)
-    site.api.faults.add(Fault(match=BINDING, action="delay", delay_s=6.0, times=1))
+    site.api.faults.add(Fault(match=BINDING, action="delay", delay_s=10.0, times=1))
     errors: dict[str, str] = {}
     async with anyio.create_task_group() as group:
 
@@ -194,11 +194,11 @@ async def test_resumed_scheduler_finds_its_reservation_lost(
             errors["slow"] = await first.bind(slow, "n1")
 
         group.start_soon(bind_slow)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not await site.log():
                 await anyio.sleep(0.02)
         first.process.freeze()
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             while await second.bind(quick, "n1"):
                 await anyio.sleep(0.1)
         first.process.thaw()
@@ -227,7 +227,7 @@ async def test_failed_bindings_are_retried_to_success(
     await scheduler.until_ready()
     pods = [await site.add_pod(f"p{i}", mem_mib=2000) for i in range(12)]
     site.api.faults.add(fault)
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         while len(bound := await site.bound()) < 12:
             rest = [pod for pod in pods if pod["metadata"]["name"] not in bound]
             await bind_all([scheduler], rest, "n1")
@@ -255,14 +255,14 @@ async def test_ended_pods_release_and_waiting_ones_are_requeued(
         namespace="default",
         subresource="status",
     )
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while (await scheduler.filter(second, ["n1", "n2"]))["NodeNames"] != ["n1"]:
             await anyio.sleep(0.02)
     touch = Match(verb="patch", resource="nodes")
     await until(lambda: len(site.api.requests(touch)) > 0)
     assert await scheduler.bind(second, "n1") == ""
     await site.kube.delete("pods", "second", "default", gracePeriodSeconds="0")
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while any(record.op != "release" for record in await site.log()):
             await anyio.sleep(0.02)
 
@@ -278,7 +278,7 @@ async def test_label_taken_from_a_running_pod_does_not_free_its_share(
     assert await scheduler.bind(pod, "n1") == ""
     label = {"metadata": {"labels": {"hami.io/managed": None}}}
     await site.kube.patch("pods", "a", label, namespace="default")
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not (await site.kube.get("pods", "a", "default"))["metadata"].get("labels"):
             await anyio.sleep(0.02)
     assert [record.op for record in await site.log()] == ["reserve"]
@@ -295,7 +295,7 @@ async def test_decisions_reach_the_event_stream(site: Site, http: aiohttp.Client
         await scheduler.filter(pod, ["n1", "nope"])
         assert await scheduler.bind(pod, "n1") == ""
         records: list[DecisionRecord] = []
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while len(records) < 2:
                 for message in await decisions.receive():
                     assert message.headers["ce-specversion"] == "1.0"
@@ -333,7 +333,7 @@ async def test_changed_settings_are_taken_over_and_a_mistake_is_not(
     await scheduler.until_ready()
 
     async def told(key: str, wanted: object) -> dict[str, object]:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while (page := json.loads(await scheduler.get("/configz")))[key] != wanted:
                 await anyio.sleep(0.05)
         return dict(page)
@@ -383,7 +383,7 @@ async def test_stop_finishes_binds_in_flight_and_exits_cleanly(
             errors.append(await scheduler.bind(pod, "n1"))
 
         group.start_soon(bind)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not await site.log():
                 await anyio.sleep(0.02)
         assert await scheduler.process.stop() == 0
@@ -406,7 +406,7 @@ async def test_start_that_cannot_succeed_says_why(
 ) -> None:
     scheduler = site.scheduler("s1", http, **settings)
     scheduler.process.start()
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         while scheduler.process.is_running():
             await anyio.sleep(0.02)
     assert await scheduler.process.stop() == code

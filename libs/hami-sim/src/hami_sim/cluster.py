@@ -560,7 +560,7 @@ class Cluster:
         return await self._answers(f"{self.api_url}/readyz")
 
     async def until(
-        self, what: str, condition: Callable[[], Awaitable[bool]], *, limit_s: float = 30.0
+        self, what: str, condition: Callable[[], Awaitable[bool]], *, limit_s: float = 60.0
     ) -> None:
         """Wait until ``condition`` holds; ``Unavailable`` names ``what`` did not happen."""
         with anyio.move_on_after(limit_s):
