@@ -420,7 +420,7 @@ async def stored(wired: Wired) -> list[tuple[str, str]]:
     """(request uid, message id) of the events that a bus kept, one for each id."""
     bus = MemoryBus()
     wired.events.end()
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await wired.events.run(MemoryPublisher(bus))
     found = {
         m.headers["ce-id"]: codec.decode(m.data, AdmissionRecord, what="event").request_uid

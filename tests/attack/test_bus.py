@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 NODE, OTHER = "gpu-a.example", "gpu-b"
 HERE, THERE = subjects.escape(NODE), subjects.escape(OTHER)
 BOOT = "1750000000000-aabbccdd"
-SETTLED_S = 15.0
+SETTLED_S = 45.0
 MIB = 1 << 20
 
 
@@ -288,7 +288,7 @@ class Flood:
                 inbox_prefix=grants.inbox("agent", NODE),
                 error_cb=_ignore,
                 allow_reconnect=False,
-                connect_timeout=10,
+                connect_timeout=30,
             )
         return client
 

@@ -150,7 +150,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
                 ca_file=found.ca_file,
                 cert_file=client_cert,
                 key_file=client_key,
-                timeout_s=5.0,
+                timeout_s=20.0,
             ),
             places=Places(what="requests", setting="limit", total=4, per_caller=4),
             proxied=own.proxied,
@@ -300,7 +300,7 @@ async def raw(site: Site, request: bytes) -> bytes:
     ) as stream:
         await stream.send(request)
         answer = b""
-        with anyio.move_on_after(3):
+        with anyio.move_on_after(10):
             try:
                 while True:
                     answer += await stream.receive()

@@ -70,7 +70,7 @@ class Watchers:
         )
         if answer.status != 200:
             return answer.status, await answer.text()
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await answer.content.readline()
         return 200, ""
 

@@ -686,7 +686,7 @@ async def test_a_source_that_breaks_with_any_error_is_opened_again(
 
     monkeypatch.setattr(MemoryBucket, "watch", breaking)
     async with world.scheduler(wait=False) as s:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while not s.state.is_complete:
                 await world.advance(7, *NODES)
         assert opened.count(subjects.DEVICES_BUCKET) == 2

@@ -27,12 +27,12 @@ async def test_fresh_installation_declares_every_stream_and_keeps_the_ledger(
             info = await api(registry, f"STREAM.INFO.{config['name']}")
             assert info["config"]["max_bytes"] == config["max_bytes"] > 0, config["name"]
         async with site.service("scheduler") as scheduler:
-            await natsio.ensure_bus(scheduler, limits=limits, timeout_s=10)
+            await natsio.ensure_bus(scheduler, limits=limits, timeout_s=30)
             ledger = natsio.NatsBucket(scheduler, subjects.ALLOC_BUCKET)
             key = subjects.allocation_key("gpu-a", "p1")
             first = Expect(subject=subjects.node_fence("gpu-a"), sequence=0)
             assert await ledger.append(key, b"record", expect=first) == 1
-            await natsio.ensure_bus(registry, limits=limits, timeout_s=10)
+            await natsio.ensure_bus(registry, limits=limits, timeout_s=30)
             assert (await ledger.get(key)) is not None
 
 

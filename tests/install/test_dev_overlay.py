@@ -49,18 +49,22 @@ async def test_compute_of_two_shares_of_one_device_is_limited(tenant: Tenant) ->
     parts = {"quarter": 25, "half": 50}
     for name, core_pct in parts.items():
         await tenant.create(share(name, memory_mib=1000, core_pct=core_pct, uuid=uuid))
+        await tenant.running(name)
     used: dict[str, float] = {}
 
     async def work(name: str) -> None:
         used[name] = await tenant.compute_pct(name, for_s=8)
 
-    async with anyio.create_task_group() as group:
-        for name in parts:
-            await tenant.running(name)
-            group.start_soon(work, name)
     # A program that waits for a processor of this machine gets less, never more.
-    for name, core_pct in parts.items():
-        assert core_pct - 10 <= used[name] <= core_pct + 3, used
+    for _ in range(3):
+        async with anyio.create_task_group() as group:
+            for name in parts:
+                group.start_soon(work, name)
+        assert all(used[name] <= core_pct + 3 for name, core_pct in parts.items()), used
+        if all(used[name] >= core_pct - 10 for name, core_pct in parts.items()):
+            break
+    else:
+        pytest.fail(f"the shares get less than they may: {used}")
 
 
 async def test_doctor_finds_no_fault(installation: Installation) -> None:

@@ -178,7 +178,7 @@ async def _keeps_a_running_share(
         return False
 
     try:
-        await dev.site.until("the pod is limited", is_limited, limit_s=60)
+        await dev.site.until("the pod is limited", is_limited, limit_s=120)
     except TimeoutError as error:
         raise AssertionError(await dev.story()) from error
     await tenant.create(share("comes", memory_mib=2000, core_pct=20))
@@ -188,7 +188,7 @@ async def _keeps_a_running_share(
         async def agrees() -> bool:
             return not await truth.problems()
 
-        await dev.site.until("all parts agree", agrees, limit_s=30)
+        await dev.site.until("all parts agree", agrees, limit_s=90)
 
 
 async def test_restarted_kubelet_keeps_shares(dev: Installation, tenant: Tenant) -> None:
@@ -214,7 +214,7 @@ async def test_rebooted_node_serves_pods_of_controllers_again(
         return False
 
     try:
-        await dev.site.until("a pod of the Deployment is limited", is_limited, limit_s=90)
+        await dev.site.until("a pod of the Deployment is limited", is_limited, limit_s=150)
     except TimeoutError as error:
         raise AssertionError(await dev.story()) from error
     await anyio.sleep(STATUS_S)

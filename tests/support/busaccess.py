@@ -114,13 +114,13 @@ class Site:
         """A connection of a user with a key."""
         login = NatsLogin(seed_file=self.seed_file(name), inbox=grants.inbox(name))
         async with natsio.connect(
-            [self.server.url], name=name, login=login, start_timeout_s=10
+            [self.server.url], name=name, login=login, start_timeout_s=30
         ) as bus:
             yield bus
 
     @asynccontextmanager
     async def agent(
-        self, node: str, token_file: str, *, renew_s: float = 0.0, start_timeout_s: float = 10.0
+        self, node: str, token_file: str, *, renew_s: float = 0.0, start_timeout_s: float = 30.0
     ) -> AsyncIterator[Bus]:
         """A connection as agents make it."""
         settings = ServiceSettings(nats_token_file=token_file, nats_renew_s=renew_s)
@@ -195,11 +195,11 @@ class Intruder:
 
     async def settle(self) -> None:
         """Wait until the server has processed all that was sent so far."""
-        await self.client.flush(timeout=10)
+        await self.client.flush(timeout=30)
 
     async def is_forbidden(self, subject: str) -> bool:
         """Return True when the server denied this subject."""
-        with anyio.move_on_after(10):
+        with anyio.move_on_after(30):
             while not any(f'"{subject.lower()}"' in text for text in self.forbidden):
                 await self.settle()
                 await anyio.sleep(0.01)
@@ -227,7 +227,7 @@ async def intruder_at(
         inbox_prefix=prefix,
         error_cb=found.take_error,
         allow_reconnect=False,
-        connect_timeout=10,
+        connect_timeout=30,
         **options,
     )
     try:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import psutil
 
-GRACE_S = 3.0
+GRACE_S = 15.0
 _POLL_S = 0.02
 KIND = {"descriptors": "descriptor", "threads": "thread", "children": "child"}
 

@@ -31,7 +31,7 @@ async def test_acknowledged_messages_are_not_delivered_again(nats_server: NatsSe
         for number in range(3):
             await report(bus, f"n{number}", b"%d" % number)
         async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 for number in range(2):
                     delivery = await anext(deliveries)
                     assert delivery.data == b"%d" % number
@@ -40,7 +40,7 @@ async def test_acknowledged_messages_are_not_delivered_again(nats_server: NatsSe
                     assert delivery.time_s > 1_600_000_000
                     await delivery.ack()
         async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert (await anext(deliveries)).data == b"2"
 
 
@@ -51,14 +51,14 @@ async def test_unread_messages_are_returned_to_the_stream(
         await natsio.ensure_bus(bus)
         await report(bus, "n0", b"0")
         async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 await (await anext(deliveries)).ack()
                 for number in range(1, 4):
                     await report(bus, f"n{number}", b"%d" % number)
                 while (await consumer_info(bus))["num_ack_pending"] < 3:
                     await anyio.sleep(0.01)
         async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
-            with anyio.fail_after(10):  # much less than the time after which they come anyway
+            with anyio.fail_after(12):  # much less than the time after which they come anyway
                 assert sorted([(await anext(deliveries)).data for _ in range(3)]) == [
                     b"1",
                     b"2",
@@ -75,7 +75,7 @@ async def test_a_refused_message_is_redelivered_and_a_terminated_one_is_not(
         await report(bus, "later", b"later")
         seen: list[tuple[bytes, int]] = []
         async with natsio.pull_events(bus, STREAM, durable="d") as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 while len(seen) < 4:
                     delivery = await anext(deliveries)
                     seen.append((delivery.data, delivery.delivered_count))
@@ -94,13 +94,13 @@ async def test_unacknowledged_messages_are_redelivered_after_the_wait(
     async with natsio.connect([nats_server.url], name="t") as bus:
         await natsio.ensure_bus(bus)
         await report(bus, "n", b"1")
-        async with natsio.pull_events(bus, STREAM, durable="d", ack_wait_s=0.3) as deliveries:
-            with anyio.fail_after(10):
+        async with natsio.pull_events(bus, STREAM, durable="d", ack_wait_s=1.0) as deliveries:
+            with anyio.fail_after(20):
                 first = await anext(deliveries)
                 again = await anext(deliveries)
                 assert (first.sequence, again.delivered_count) == (again.sequence, 2)
                 await again.ack()
-            with anyio.move_on_after(0.6):
+            with anyio.move_on_after(1.5):
                 late = await anext(deliveries)
                 pytest.fail(f"delivered a {late.delivered_count}th time")
 
@@ -125,7 +125,7 @@ async def test_replicas_with_one_durable_name_share_the_work(nats_server: NatsSe
             group.start_soon(work, 2, two)
             for number in range(total):
                 await report(one, f"n{number}", b"%d" % number)
-            with anyio.fail_after(15):
+            with anyio.fail_after(30):
                 while len(done) < total:
                     await anyio.sleep(0.005)
             group.cancel_scope.cancel()
@@ -169,13 +169,13 @@ async def test_filters_and_new_only_limit_deliveries(nats_server: NatsServer) ->
 
             async with anyio.create_task_group() as group:
                 group.start_soon(read)
-                with anyio.fail_after(10):
+                with anyio.fail_after(20):
                     while b"b" not in got:  # until the consumer exists, nothing is new for it
                         await report(bus, "b", b"b")
                         await anyio.sleep(0.01)
                 await report(bus, "c", b"c")
                 await report(bus, "a", b"a")
-                with anyio.fail_after(10):
+                with anyio.fail_after(20):
                     while b"a" not in got:
                         await anyio.sleep(0.005)
                 group.cancel_scope.cancel()
@@ -194,7 +194,7 @@ async def test_waiting_for_a_stream_that_does_not_exist_yet(nats_server: NatsSer
             await report(bus, "n", b"1")
 
         group.start_soon(declare)
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             assert (await anext(deliveries)).data == b"1"
 
 

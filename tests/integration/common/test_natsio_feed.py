@@ -25,7 +25,7 @@ def key(uid: str) -> str:
 
 async def entries(items: AsyncIterator[Item], count: int) -> list[Entry]:
     found: list[Entry] = []
-    with anyio.fail_after(15):
+    with anyio.fail_after(30):
         while len(found) < count:
             item = await anext(items)
             if isinstance(item, Entry):
@@ -102,7 +102,7 @@ async def test_a_record_with_a_missing_predecessor_makes_the_feed_read_again(
             (entry,) = await entries(items, 1)
             assert (entry.value, entry.revision) == (b"4", 4)
             # The store knows only revision 1 of it, so what was delivered before is void.
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert await anext(items) == Reset()
             (entry,) = await entries(items, 1)
             assert (entry.value, entry.revision) == (b"1", 1)
@@ -128,7 +128,7 @@ async def test_a_record_that_never_came_is_found_by_looking(tmp_path: Path) -> N
             bucket = natsio.NatsBucket(writer, subjects.ALLOC_BUCKET)
             feed = natsio.RepublishedFeed(agent, NODE, check_s=0.2)
             async with feed.watch() as items:
-                with anyio.fail_after(10):
+                with anyio.fail_after(20):
                     assert await anext(items) == Synced(revision=0)
                 await bucket.append(key("seen"), b"1")
                 await bucket.append(key("hidden"), b"2")
@@ -147,11 +147,11 @@ async def test_records_written_while_the_agent_was_cut_off_arrive_after_reconnec
         await natsio.ensure_bus(writer)
         bucket = natsio.NatsBucket(writer, subjects.ALLOC_BUCKET)
         async with natsio.RepublishedFeed(agent, NODE, check_s=3600).watch() as items:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert await anext(items) == Synced(revision=0)
             for number in range(3):
                 await nats_server.restart()
-                with anyio.fail_after(10):
+                with anyio.fail_after(20):
                     await writer.wait_connected(after=number + 1)
                 await bucket.append(key(f"p{number}"), b"%d" % number)
                 (entry,) = await entries(items, 1)
@@ -183,6 +183,6 @@ async def test_records_are_delivered_while_earlier_ones_cannot_be_read(
                 (entry,) = await entries(items, 1)
                 assert (entry.value, entry.revision) == (b"%d" % number, number)
             bucket.is_away = False
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert (await anext(items)).revision == 1  # type: ignore[union-attr] # else it fails
                 assert await anext(items) == Synced(revision=3)

@@ -99,7 +99,7 @@ async def test_follow_of_new_events_begins_now_and_ends_with_the_service(
         reader = history(bus)
         found = []
         async with aclosing(reader.follow(USAGE)) as events:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 async for event in events:
                     if event is not None:
                         found.append(event.sequence)

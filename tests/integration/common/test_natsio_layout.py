@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common.bus import subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio.jetstream import ApiRefusal, api
@@ -16,15 +16,7 @@ from hami_sim.natsd import NatsServer, run_nats_server
 
 pytestmark = pytest.mark.anyio
 
-STREAMS = {
-    "HAMI_EVENTS",
-    "HAMI_REPORTS",
-    "HAMI_DEAD_LETTERS",
-    "KV_hami_alloc",
-    "KV_hami_state",
-    "KV_hami_devices",
-    "KV_hami_policies",
-}
+STREAMS = set(grants.STREAMS)
 
 
 async def streams_of(bus: natsio.Bus) -> dict[str, dict[str, Any]]:
@@ -97,15 +89,15 @@ async def test_a_stream_of_another_kind_is_refused_with_the_fields_that_differ(
         }
         await api(bus, "STREAM.CREATE.HAMI_REPORTS", config)
         with pytest.raises(SettingsInvalid, match=r"stream HAMI_REPORTS.*storage"):
-            await natsio.ensure_bus(bus, timeout_s=5)
+            await natsio.ensure_bus(bus, timeout_s=20)
 
 
 async def test_more_replicas_than_servers_is_an_error_that_names_replicas(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
-        with pytest.raises(Unavailable, match=r"not declared in 0\.5 s.*(?i:replicas)"):
-            await natsio.ensure_bus(bus, limits=natsio.BusLimits(replicas=3), timeout_s=0.5)
+        with pytest.raises(Unavailable, match=r"not declared in 2 s.*(?i:replicas)"):
+            await natsio.ensure_bus(bus, limits=natsio.BusLimits(replicas=3), timeout_s=2)
 
 
 async def test_a_server_without_jetstream_is_unavailable(tmp_path: Path) -> None:
@@ -126,7 +118,7 @@ async def test_keep_bus_declares_again_after_the_store_was_lost(nats_server: Nat
         await nats_server.stop()
         await nats_server.wipe()
         await nats_server.start()
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             await bus.wait_connected(after=1)
             while (await streams_of(bus)).keys() != STREAMS:
                 await anyio.sleep(0.01)

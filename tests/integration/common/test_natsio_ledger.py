@@ -67,11 +67,11 @@ async def test_core_subscribers_of_the_bucket_see_refused_appends_but_the_feed_d
             await bucket.append(key("b"), b"refused", expect=fence(0))
         await bucket.append(key("c"), b"accepted too", expect=fence(1))
         seen_raw: list[bytes] = []
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while len(seen_raw) < 3:
                 seen_raw += [message.data for message in await raw.receive()]
         seen: list[bytes] = []
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while len(seen) < 2:
                 seen += [message.data for message in await republished.receive()]
     assert seen_raw == [b"accepted", b"refused", b"accepted too"]
@@ -91,7 +91,7 @@ async def test_republished_records_contain_their_sequence_and_the_keys_previous_
         for uid in ("a", "b", "a", "b"):
             await bucket.append(key(uid), b"x")
         got: list[tuple[str, str, str]] = []
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while len(got) < 4:
                 got += [
                     (
@@ -165,7 +165,7 @@ async def test_events_keep_the_writers_cloudevents_headers(nats_server: NatsServ
             )
         got: dict[str, str] = {}
         async with natsio.pull_events(bus, subjects.EVENTS_STREAM) as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 while len(got) < 3:
                     delivery = await anext(deliveries)
                     got[delivery.subject] = delivery.headers["ce-type"]
@@ -183,7 +183,7 @@ async def test_forgetting_a_key_makes_no_event(nats_server: NatsServer) -> None:
         await bucket.append(key("a"), b"1")
         await bucket.append(key("b"), b"2")
         async with natsio.pull_events(bus, subjects.EVENTS_STREAM) as deliveries:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert [(await anext(deliveries)).data for _ in range(2)] == [b"1", b"2"]
                 await bucket.forget(key("a"))
                 await bucket.append(key("c"), b"3")
@@ -216,10 +216,10 @@ async def test_a_watch_that_reads_while_the_server_is_killed_misses_and_repeats_
             group.start_soon(read)
             for _ in range(3):
                 await write(200)
-                await nats_server.restart()
                 generation = bus.generation
-                with anyio.fail_after(10):
-                    await bus.wait_connected(after=max(0, generation - 1))
+                await nats_server.restart()
+                with anyio.fail_after(20):
+                    await bus.wait_connected(after=generation)
             await write(200)
             with anyio.fail_after(20):
                 while not seen or seen[-1] < written[-1]:
@@ -236,7 +236,7 @@ async def test_a_watch_continues_when_the_server_lost_its_consumer(
         bucket = natsio.NatsBucket(bus, ALLOC)
         await bucket.append(key("a"), b"1")
         async with bucket.watch() as items:
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 assert isinstance(await anext(items), Entry)
                 assert await anext(items) == Synced(revision=1)
                 for consumer in (await api(bus, "CONSUMER.NAMES.KV_hami_alloc"))["consumers"]:
@@ -262,11 +262,11 @@ async def test_a_watch_reports_reset_when_the_store_was_set_back_and_written_on(
         await server.stop()
         shutil.copytree(server.store, tmp_path / "backup")
         await server.start()
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             await bus.wait_connected(after=1)
         await bucket.append(key("a"), b"lost")
         async with bucket.watch() as items:
-            with anyio.fail_after(15):
+            with anyio.fail_after(30):
                 first = await anext(items)
                 assert isinstance(first, Entry)
                 assert (first.value, first.revision) == (b"lost", 2)

@@ -70,7 +70,7 @@ class Process:
 
     def end(self) -> tuple[int, list[str], list[dict[str, Any]]]:
         """Exit code, further output, log lines."""
-        out, err = self.process.communicate(timeout=15)
+        out, err = self.process.communicate(timeout=60)
         logs = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
         return self.process.returncode, out.splitlines(), logs
 
@@ -192,7 +192,7 @@ def test_losing_a_dependency_after_being_ready_is_a_bug_not_a_missing_dependency
 
 def test_bad_settings_end_with_2_before_anything_runs(tmp_path: Path) -> None:
     with running(tmp_path, ORDERLY, "--set", "modde=x") as service:
-        out, err = service.process.communicate(timeout=15)
+        out, err = service.process.communicate(timeout=60)
     assert service.process.returncode == 2
     assert out == ""
     assert "did you mean mode?" in err
@@ -201,7 +201,7 @@ def test_bad_settings_end_with_2_before_anything_runs(tmp_path: Path) -> None:
 def test_check_prints_the_masked_settings_and_leaves(tmp_path: Path) -> None:
     argv = ("--check", "--set", "mode=x", "--set", "nats_urls=nats://u:secret@h")
     with running(tmp_path, ORDERLY, *argv) as service:
-        out, _ = service.process.communicate(timeout=15)
+        out, _ = service.process.communicate(timeout=60)
     assert service.process.returncode == 0
     shown = json.loads(out)
     assert shown["mode"] == "x"

@@ -89,7 +89,7 @@ class Site:
                     await anyio.sleep(0.05)
             await anyio.sleep(0.02)
 
-    def rotation(self, *, rollout_s: float = 10.0) -> Rotation:
+    def rotation(self, *, rollout_s: float = 40.0) -> Rotation:
         return Rotation(
             self.kube,
             namespace=namespaces.SYSTEM,
@@ -116,7 +116,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with (
         ApiServer(Settings()) as api,
         KubeClient(Access(url=api.url, token=api.token)) as admin,
-        kubeio.connect(str(api.kubeconfig(tmp_path / "kubeconfig")), start_timeout_s=5) as kube,
+        kubeio.connect(str(api.kubeconfig(tmp_path / "kubeconfig")), start_timeout_s=20) as kube,
         anyio.create_task_group() as group,
     ):
         site = Site(kube, admin)

@@ -119,8 +119,8 @@ class Site:
             namespace="hami-system",
             agents_namespace="hami-agents",
             clock=SystemClock(),
-            node_limit_s=10.0,
-            kubelet_limit_s=20.0,
+            node_limit_s=40.0,
+            kubelet_limit_s=60.0,
             report=self.said.append,
         )
 
@@ -174,7 +174,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with (
         ApiServer(Settings()) as api,
         KubeClient(Access(url=api.url, token=api.token)) as admin,
-        kubeio.connect(str(api.kubeconfig(tmp_path / "kubeconfig")), start_timeout_s=5) as kube,
+        kubeio.connect(str(api.kubeconfig(tmp_path / "kubeconfig")), start_timeout_s=20) as kube,
     ):
         yield Site(api, kube, admin)
 
@@ -241,8 +241,12 @@ async def test_second_run_changes_nothing(site: Site) -> None:
 
 async def test_interrupted_run_is_finished_by_the_next(site: Site) -> None:
     before = await site.install()
-    with anyio.move_on_after(0.5):
-        await site.uninstaller().run()  # no kubelet: it waits for its removal pod
+    async with anyio.create_task_group() as group:
+        group.start_soon(site.uninstaller().run)  # no kubelet: it waits for its removal pod
+        with anyio.fail_after(20):
+            while not (await site.admin.list("pods", "hami-agents"))["items"]:
+                await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
     assert (await site.admin.list("daemonsets.apps"))["items"] == []
     outcome = await site.uninstall()
     assert outcome.is_complete

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.pods import annotations, limits
@@ -42,7 +43,7 @@ REQUEST = Request(
     resources={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1024"},
     image="probe",
     is_python=False,
-    limit_s=2.0,
+    limit_s=30.0,
 )
 
 
@@ -72,7 +73,7 @@ class Site:
 
     async def play(self, *, signer: Signer = SIGNER, status: Any = None) -> None:
         """Bind the pod and end its container."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while not (found := (await self.admin.list("pods", "default"))["items"]):
                 await anyio.sleep(0.02)
         uid = found[0]["metadata"]["uid"]
@@ -111,7 +112,9 @@ class Site:
                     await self.admin.delete("pods", name, namespace, gracePeriodSeconds="0")
             await anyio.sleep(0.05)
 
-    async def verify(self, *, verifier: Verifier | None = None) -> Verdict:
+    async def verify(
+        self, *, verifier: Verifier | None = None, request: Request = REQUEST
+    ) -> Verdict:
         wanted = Expected(
             scheduler_name="hami-scheduler",
             verifier=verifier or Verifier.from_pems([SIGNER.public_pem()]),
@@ -120,7 +123,7 @@ class Site:
         )
         verification = Verification(
             self.kube,
-            REQUEST,
+            request,
             wanted,
             name=NAME,
             clock=SystemClock(),
@@ -229,7 +232,7 @@ async def test_pod_that_stays_pending_fails_after_the_timeout_with_the_scheduler
     site: Site,
 ) -> None:
     async def refuse() -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while not await site.pods():
                 await anyio.sleep(0.02)
         condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no device"}
@@ -243,7 +246,7 @@ async def test_pod_that_stays_pending_fails_after_the_timeout_with_the_scheduler
 
     async with anyio.create_task_group() as group:
         group.start_soon(refuse)
-        verdict = await site.verify()
+        verdict = await site.verify(request=replace(REQUEST, limit_s=5.0))
     failed = verdict.steps[1]
     assert (failed.name, failed.text) == ("placed", "0/1 nodes: no device")
     assert f"hamictl explain pod {NAME}" in failed.fix
@@ -280,7 +283,7 @@ async def test_interrupted_command_deletes_its_pod_and_exits_with_1(
             while not await site.pods():
                 await anyio.sleep(0.05)
         process.send_signal(number)
-        with anyio.fail_after(20):
+        with anyio.fail_after(40):
             while process.poll() is None:
                 await anyio.sleep(0.05)
     finally:

@@ -73,7 +73,7 @@ async def plugin(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while not condition():
             await anyio.sleep(0.01)
 
@@ -87,13 +87,13 @@ async def stub_of(directory: Path) -> AsyncIterator["deviceplugin_grpc.DevicePlu
         yield deviceplugin_grpc.DevicePluginStub(channel)
 
 
-async def test_each_id_grants_the_named_devices(tmp_path: Path) -> None:
-    kubelet = Kubelet(tmp_path)
-    async with kubelet.running(), plugin(tmp_path):
+async def test_each_id_grants_the_named_devices(short_path: Path) -> None:
+    kubelet = Kubelet(short_path)
+    async with kubelet.running(), plugin(short_path):
         await until(lambda: len(kubelet.requests) == 1)
         assert kubelet.requests[0].resource_name == agentdevices.RESOURCE
         assert kubelet.requests[0].endpoint == agentdevices.SOCKET
-        async with stub_of(tmp_path) as stub:
+        async with stub_of(short_path) as stub:
             async for listed in stub.ListAndWatch(api.Empty()):
                 assert [(one.ID, one.health) for one in listed.devices] == [
                     (name, "Healthy") for name in agentdevices.DEVICE_IDS
@@ -112,15 +112,15 @@ async def test_each_id_grants_the_named_devices(tmp_path: Path) -> None:
                 assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_cdi_device_is_granted_before_any_node_is_there(tmp_path: Path) -> None:
-    kubelet = Kubelet(tmp_path)
+async def test_cdi_device_is_granted_before_any_node_is_there(short_path: Path) -> None:
+    kubelet = Kubelet(short_path)
     patterns = ("/dev/no-such-device*",)
     async with (
         kubelet.running(),
-        plugin(tmp_path, devices=patterns, cdi_device="nvidia.com/gpu=all"),
+        plugin(short_path, devices=patterns, cdi_device="nvidia.com/gpu=all"),
     ):
         await until(lambda: len(kubelet.requests) == 1)
-        async with stub_of(tmp_path) as stub:
+        async with stub_of(short_path) as stub:
             asked = api.ContainerAllocateRequest(devices_ids=["all"])
             given = await stub.Allocate(api.AllocateRequest(container_requests=[asked]))
             (response,) = given.container_responses
@@ -128,23 +128,23 @@ async def test_cdi_device_is_granted_before_any_node_is_there(tmp_path: Path) ->
             assert not response.devices
 
 
-async def test_plugin_of_nodes_registers_once_one_is_there(tmp_path: Path) -> None:
-    kubelet = Kubelet(tmp_path)
-    async with kubelet.running(), plugin(tmp_path, devices=("/dev/no-such-device*",)) as served:
+async def test_plugin_of_nodes_registers_once_one_is_there(short_path: Path) -> None:
+    kubelet = Kubelet(short_path)
+    async with kubelet.running(), plugin(short_path, devices=("/dev/no-such-device*",)) as served:
         await anyio.sleep(0.2)
         assert served.registered_count == 0
 
 
-async def test_plugin_registers_again_after_kubelet_restarts(tmp_path: Path) -> None:
-    kubelet = Kubelet(tmp_path)
-    async with plugin(tmp_path) as served:
+async def test_plugin_registers_again_after_kubelet_restarts(short_path: Path) -> None:
+    kubelet = Kubelet(short_path)
+    async with plugin(short_path) as served:
         async with kubelet.running():
             await until(lambda: served.registered_count == 1)
         async with kubelet.running():
             await until(lambda: served.registered_count == 2)
-            async with stub_of(tmp_path) as stub:
-                await stub.GetDevicePluginOptions(api.Empty(), wait_for_ready=True, timeout=5)
-    assert not (tmp_path / agentdevices.SOCKET).exists()
+            async with stub_of(short_path) as stub:
+                await stub.GetDevicePluginOptions(api.Empty(), wait_for_ready=True, timeout=20)
+    assert not (short_path / agentdevices.SOCKET).exists()
 
 
 @pytest.mark.parametrize(

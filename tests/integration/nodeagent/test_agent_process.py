@@ -32,7 +32,7 @@ def write_config(plane: Plane, path: Path) -> None:
                 f'trusted_keys_dir = "{settings.trusted_keys_dir}"',
                 'injection = "env"',
                 'enforcement = "none"',
-                "start_timeout_s = 10",
+                "start_timeout_s = 30",
                 "config_poll_s = 0.1",
                 "[drivers.nvidia]",
                 f'simulated_profile = "{settings.drivers.nvidia.simulated_profile}"',

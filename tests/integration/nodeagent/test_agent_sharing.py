@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 CARD = 3
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_container_gets_the_service_of_its_card_and_no_compute_limit(
     plane: Plane, tmp_path: Path
 ) -> None:

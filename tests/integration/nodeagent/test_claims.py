@@ -414,7 +414,7 @@ async def test_pod_with_a_claim_runs_once_the_ledger_confirms_it_and_leaves_noth
     await until(is_reported)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 async def test_pod_that_owns_its_claim_has_the_states_and_limits_of_a_pod(claims: Claims) -> None:
     plane = claims.plane
     claims.start()
@@ -498,7 +498,7 @@ async def prepare_again(claims: Claims, claim: Obj) -> None:
     await until(is_prepared)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 async def test_health_of_a_claims_device_is_in_the_status_of_the_pod(claims: Claims) -> None:
     plane = claims.plane
     claims.start()

@@ -25,7 +25,7 @@ async def listed(socket: Path) -> api.ListPodResourcesResponse:
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         stub = podresources_grpc.PodResourcesListerStub(channel)
         answer: api.ListPodResourcesResponse = await stub.List(
-            api.ListPodResourcesRequest(), timeout=10.0, wait_for_ready=True
+            api.ListPodResourcesRequest(), timeout=30.0, wait_for_ready=True
         )
         return answer
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_calls_beyond_kubelets_rate_are_made_again(plane: Plane, tmp_path: Path) -> None:
     socket = str(plane.kubelet.pod_resources_socket)
-    site = make_site(tmp_path, pod_resources_socket=socket, list_timeout_s=5.0)
+    site = make_site(tmp_path, pod_resources_socket=socket, list_timeout_s=20.0)
     lister = PodResources(site=site)
     answers: list[tuple[ListedPod, ...]] = []
 
@@ -35,7 +35,7 @@ async def test_calls_beyond_kubelets_rate_are_made_again(plane: Plane, tmp_path:
 async def test_silence_is_unavailable_within_the_deadline(tmp_path: Path) -> None:
     site = make_site(tmp_path, list_timeout_s=0.3)
     lister = PodResources(site=site)
-    with anyio.fail_after(2), pytest.raises(Unavailable):
+    with anyio.fail_after(10), pytest.raises(Unavailable):
         await lister.list()
     with pytest.raises(Unavailable):
         await lister.serves_get(timeout_s=0.1)
@@ -46,7 +46,7 @@ async def test_silence_is_unavailable_within_the_deadline(tmp_path: Path) -> Non
 async def test_kubelet_that_looks_a_missing_pod_up_serves_get(plane: Plane, tmp_path: Path) -> None:
     socket = str(plane.kubelet.pod_resources_socket)
     lister = PodResources(site=make_site(tmp_path, pod_resources_socket=socket))
-    assert await lister.serves_get(timeout_s=1.0)
+    assert await lister.serves_get(timeout_s=20.0)
     await lister.aclose()
 
 

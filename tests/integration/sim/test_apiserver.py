@@ -21,7 +21,7 @@ from tests.contract.kubeapi.support import webhook_server
 from tests.support.kubeclient import KubeClient, StatusError
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

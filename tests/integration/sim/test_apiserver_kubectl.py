@@ -151,7 +151,7 @@ async def test_watch_prints_changes(kubectl: Kubectl, client: KubeClient) -> Non
     assert watching.stdout is not None
     text = ""
     try:
-        with anyio.fail_after(15):
+        with anyio.fail_after(40):
             while "web" not in text:
                 text += (await watching.stdout.receive()).decode()
             await client.patch(

@@ -24,7 +24,7 @@ from hami_sim.kubescheduler import (
 from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 10.0
+WAIT_S = 30.0
 Obj = dict[str, Any]
 
 

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
 from hami_common.errors import Unavailable
-from hami_sim.natsd import NatsServer, run_nats_server
+from hami_sim.natsd import STOP_S, NatsServer, run_nats_server
 
 pytestmark = pytest.mark.anyio
 
@@ -123,7 +123,7 @@ async def test_stop_ends_a_frozen_server(nats_server: NatsServer) -> None:
     nats_server.freeze()
     started_s = time.monotonic()
     await nats_server.stop()
-    assert time.monotonic() - started_s < 4
+    assert time.monotonic() - started_s < STOP_S
 
 
 async def test_users_of_the_configuration_are_enforced(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         server_pid = int(parent.stdout.readline())
         os.kill(parent.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while _is_alive(server_pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _is_alive(server_pid)

@@ -21,7 +21,7 @@ def program(text: str, tmp_path: Path) -> Process:
 
 async def started(process: Process, word: str = "ready") -> None:
     process.start()
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while word not in process.tail():
             await anyio.sleep(0.01)
 
@@ -58,7 +58,7 @@ async def test_frozen_program_stands_still_and_can_be_stopped(tmp_path: Path) ->
     await started(process)
     process.freeze()
     assert process.pid is not None
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             await anyio.sleep(0.01)
     process.thaw()
@@ -68,7 +68,7 @@ async def test_frozen_program_stands_still_and_can_be_stopped(tmp_path: Path) ->
 async def test_signal_to_an_ended_program_raises_its_log(tmp_path: Path) -> None:
     process = program("print('last words')", tmp_path)
     process.start()
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while process.is_running():
             await anyio.sleep(0.01)
     with pytest.raises(Unavailable, match="last words"):

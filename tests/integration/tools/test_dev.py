@@ -48,7 +48,7 @@ def dev(checkout: Path, path: Path | str, cwd: Path | None = None) -> subprocess
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -91,7 +91,7 @@ tls_key_file = "{key}"
     trusted = ssl.create_default_context(cadata=authority.pem.decode())
     process.start()
     try:
-        with anyio.fail_after(15):
+        with anyio.fail_after(40):
             while len(ports := listening(process)) < 2:
                 await anyio.sleep(0.05)
         url = f"https://{HOST}:{ports[0]}/mutate"
@@ -105,7 +105,7 @@ tls_key_file = "{key}"
 
             assert await scheduler_name() == "hami-scheduler"
             config.write_text(f'{text}[policy]\nscheduler_name = "other"\n')
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 while await scheduler_name() != "other":
                     await anyio.sleep(0.05)
     finally:
@@ -281,7 +281,7 @@ async def test_admission_works_without_the_bus_and_events_follow(
         async with connect([nats_server.url], name="test") as bus:
             await ensure_bus(bus)
             subject = subjects.admission_event("team-a", "train-0")
-            with anyio.fail_after(10):
+            with anyio.fail_after(40):
                 async with pull_events(
                     bus, subjects.EVENTS_STREAM, filter_subjects=(subject,)
                 ) as deliveries:

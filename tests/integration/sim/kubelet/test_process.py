@@ -26,7 +26,7 @@ from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
 
-READY_S = 20.0
+READY_S = 40.0
 
 
 @pytest.fixture
