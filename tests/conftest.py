@@ -32,9 +32,9 @@ TIERS = (
     "install",
 )
 LIMIT_S = {
-    "unit": 5,
+    "unit": 20,
     "property": 60,
-    "contract": 30,
+    "contract": 90,
     "native": 60,
     "integration": 120,
     "attack": 120,

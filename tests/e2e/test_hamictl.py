@@ -260,7 +260,15 @@ async def test_events_go_on_where_they_stopped(cluster: Cluster, web: str, tmp_p
 
 
 async def test_share_is_resized_and_refused_with_the_reason(cluster: Cluster, web: str) -> None:
-    done = await hamictl(cluster, "resize", web, "--memory", "2500", "--cores", "20")
+    done = Done(1, b"", b"")
+
+    async def is_resized() -> bool:
+        """The scheduler reads a moment after the agent has written that the pod runs."""
+        nonlocal done
+        done = await hamictl(cluster, "resize", web, "--memory", "2500", "--cores", "20")
+        return b"its allocation is" not in done.stderr
+
+    await cluster.until("the scheduler knows that the pod runs", is_resized)
     assert done.returncode == 0, done.stderr
     assert b"2000 -> 2500" in done.stdout
     refused = await hamictl(cluster, "resize", web, "--memory", "999999")

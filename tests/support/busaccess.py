@@ -130,7 +130,7 @@ class Site:
             name=f"agent-{node}",
             login=login,
             start_timeout_s=start_timeout_s,
-            request_timeout_s=2.0,
+            request_timeout_s=5.0,
         ) as bus:
             yield bus
 

@@ -372,13 +372,13 @@ async def test_no_token_and_no_seed_reaches_a_log(
         with anyio.fail_after(20):
             await bus.wait_connected(after=2)
         with pytest.raises(Unavailable) as told:
-            async with site.agent(NODE, site.file(forged), start_timeout_s=0.5):
+            async with site.agent(NODE, site.file(forged), start_timeout_s=3):
                 pytest.fail("it is forged")
         with pytest.raises(SettingsInvalid) as said:
             natsio.NatsLogin(seed_file=damaged).options()
         site.reviews.is_down = True
         with pytest.raises(Unavailable):
-            async with site.agent(NODE, site.file(site.agent_token(NODE)), start_timeout_s=0.5):
+            async with site.agent(NODE, site.file(site.agent_token(NODE)), start_timeout_s=3):
                 pytest.fail("nobody could judge it")
     texts = [str(told.value), str(said.value), site.server.log.read_text("utf-8")]
     texts += [str(vars(record)) + record.getMessage() for record in caplog.records]

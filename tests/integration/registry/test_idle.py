@@ -21,7 +21,7 @@ from tests.support.registry import RunningRegistry, report, run_registry, send, 
 
 pytestmark = pytest.mark.anyio
 
-AFTER_S = 2.0
+AFTER_S = 3.0
 EVERY_S = 0.2
 
 
