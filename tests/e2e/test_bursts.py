@@ -105,9 +105,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def growing(name: str, programs: Path, held_mib: int, most_mib: int, **more: Any) -> dict[str, Any]:
+def growing(
+    name: str, programs: Path, held_mib: int, most_mib: int, *, memory_mib: int, **annotations: str
+) -> dict[str, Any]:
     """A pod that takes memory at its start and then requests more, up to ``most_mib``."""
-    made = pod(name, **more)
+    made = pod(name, memory_mib=memory_mib, **annotations)
     made["spec"]["volumes"] = [{"name": "meter", "hostPath": {"path": str(programs)}}]
     (container,) = made["spec"]["containers"]
     container["command"] = ["sh", "-c", f"exec {INSIDE}/meter {held_mib} {most_mib}"]
@@ -137,13 +139,8 @@ async def test_burst_grows_into_idle_memory_and_ends_for_a_pod_that_fits_nowhere
         whole = small_pod(f"whole-{number}")
         whole["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1"}
         await cluster.create_pod(whole)
-    await cluster.create_pod(
-        growing(
-            *("burst", programs, 1000, 12_000),
-            memory_mib=3000,
-            **{keys.MEMORY_LIMIT: "10000"},
-        )
-    )
+    limit = {keys.MEMORY_LIMIT: "10000"}
+    await cluster.create_pod(growing("burst", programs, 1000, 12_000, memory_mib=3000, **limit))
 
     async def has_grown() -> bool:
         return await held_mib(cluster, "burst") > 9000
