@@ -345,17 +345,14 @@ class MemoryPublisher:
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
-        self.dropped_count = 0
 
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Publish without acknowledgement: dropped and counted while the bus is unavailable."""
+        """Publish without acknowledgement; dropped while the bus is unavailable."""
         await anyio.lowlevel.checkpoint()
         if self._bus.is_available:
             self._bus.record(Published(subject, data, headers or {}))
-        else:
-            self.dropped_count += 1
 
     async def publish_stored(
         self,

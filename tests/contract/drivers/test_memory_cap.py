@@ -27,7 +27,7 @@ from tests.unit.nodeagent.shell.test_cgroupfs import make
 
 pytestmark = pytest.mark.anyio
 
-NO_PERMISSION, FUNCTION_NOT_FOUND, IS_LOST = 4, 13, 15
+NO_PERMISSION, IS_LOST = 4, 15
 SET = "nvmlDeviceSetMemoryLimits_v1"
 MARGIN_MIB = 512
 Opened = Callable[[Driver], Driver]

@@ -13,12 +13,13 @@ from time import perf_counter
 from typing import Literal, Protocol, TypeVar
 
 from msgspec.structs import replace
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from hami_common.errors import Unavailable
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
+from hami_core.ledger.holding import Holding
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.binder import REFUSALS, Bound, Refused
 from hami_scheduler.shell.decisions import Decisions
@@ -121,20 +122,7 @@ class BindingReports:
                     verb == "bind" or (verb == "admit" and held is not None)
                 )
                 if held is not None:
-                    if span.is_recording():
-                        span.set_attributes(
-                            {
-                                "hami.allocation.id": held.record.allocation_id,
-                                "hami.allocation.ledger_seq": held.revision,
-                                "hami.shares": shares_text(held.record.containers),
-                            }
-                        )
-                    record = replace(
-                        record,
-                        allocation_id=held.record.allocation_id,
-                        ledger_seq=held.revision,
-                        containers=held.record.containers,
-                    )
+                    record = _allocated(record, held, span)
             span.set_attribute("hami.outcome", outcome.outcome)
             if is_recorded:
                 if record.verdict == "placed":
@@ -162,3 +150,21 @@ def shares_text(containers: Sequence[ContainerShares]) -> list[str]:
         for container in containers
         for share in container.shares
     ]
+
+
+def _allocated(record: DecisionRecord, held: Holding, span: Span) -> DecisionRecord:
+    """Return the decision with its allocation, which the span shows too."""
+    if span.is_recording():
+        span.set_attributes(
+            {
+                "hami.allocation.id": held.record.allocation_id,
+                "hami.allocation.ledger_seq": held.revision,
+                "hami.shares": shares_text(held.record.containers),
+            }
+        )
+    return replace(
+        record,
+        allocation_id=held.record.allocation_id,
+        ledger_seq=held.revision,
+        containers=held.record.containers,
+    )

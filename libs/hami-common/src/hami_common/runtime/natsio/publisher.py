@@ -15,15 +15,12 @@ class NatsPublisher:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.dropped_count = 0
-        """Fire-and-forget messages dropped because the bus was unavailable."""
 
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Publish without acknowledgement: dropped and counted while the bus is unavailable."""
-        if not await self._bus.publish(subject, data, headers=headers):
-            self.dropped_count += 1
+        """Publish without acknowledgement; dropped while the bus is unavailable."""
+        await self._bus.publish(subject, data, headers=headers)
 
     async def publish_stored(
         self,
