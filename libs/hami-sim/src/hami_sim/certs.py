@@ -65,17 +65,12 @@ class CertificateAuthority:
         directory: Path,
         names: Sequence[str],
         *,
-        stem: str = "tls",
         common_name: str = "",
-        groups: Sequence[str] = (),
     ) -> tuple[Path, Path, Path]:
-        """Write ``ca.crt``, ``tls.crt`` and ``tls.key``; returns (certificate, key, authority).
-
-        Another ``stem`` names the pair differently.
-        """
+        """Write ``ca.crt``, ``tls.crt`` and ``tls.key``; returns (certificate, key, authority)."""
         directory.mkdir(parents=True, exist_ok=True)
-        certificate, key = self.issue(names, common_name=common_name, groups=groups)
-        paths = (directory / f"{stem}.crt", directory / f"{stem}.key", directory / "ca.crt")
+        certificate, key = self.issue(names, common_name=common_name)
+        paths = (directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
         paths[0].write_bytes(certificate)
         write_secret(paths[1], key)
         paths[2].write_bytes(self.pem)

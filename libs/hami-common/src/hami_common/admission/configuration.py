@@ -289,7 +289,7 @@ def _common(client: Client, timeout_s: int) -> Document:
     }
 
 
-def bind_webhook(client: Client, *, binders: str, timeout_s: int = 10) -> Document:
+def bind_webhook(client: Client, *, binders: str) -> Document:
     """Return the webhook for Bindings of other schedulers, for the list of a configuration.
 
     ``binders``: users, separated by commas. Bindings of all others, and so all their pods, do not
@@ -306,7 +306,7 @@ def bind_webhook(client: Client, *, binders: str, timeout_s: int = 10) -> Docume
         "rules": [_rule(["CREATE"], ["pods/binding", "bindings"])],
         "matchConditions": [{"name": "is-of-a-binder", "expression": bind_by(binders)}],
         "sideEffects": "NoneOnDryRun",
-        "timeoutSeconds": timeout_s,
+        "timeoutSeconds": 10,
     }
 
 

@@ -260,14 +260,10 @@ def too_large_revision(requested: int, current: int) -> ApiError:
     )
 
 
-def too_many_requests(message: str, *, retry_after_s: int = 0, causes: list[Cause]) -> ApiError:
+def too_many_requests(message: str, *, causes: list[Cause]) -> ApiError:
     """Refuse at this moment; the same request may succeed later."""
-    details: Obj = {}
-    if causes:
-        details["causes"] = [cause.to_json() for cause in causes]
-    if retry_after_s:
-        details["retryAfterSeconds"] = retry_after_s
-    return ApiError(429, message, details=details, retry_after_s=retry_after_s or None)
+    details: Obj = {"causes": [cause.to_json() for cause in causes]} if causes else {}
+    return ApiError(429, message, details=details)
 
 
 def too_large(limit_bytes: int) -> ApiError:
@@ -337,10 +333,10 @@ def unknown_reference(field: str, value: object) -> Cause:
     return Cause(reason="FieldValueNotFound", message=f"Not found: {_shown(value)}", field=field)
 
 
-def too_long(field: str, limit: int, *, unit: str = "bytes") -> Cause:
+def too_long(field: str, limit: int) -> Cause:
     """Name a value over its size limit."""
     return Cause(
         reason="FieldValueTooLong",
-        message=f"Too long: may not be more than {limit} {unit}",
+        message=f"Too long: may not be more than {limit} bytes",
         field=field,
     )
