@@ -18,7 +18,7 @@ from hami_common.pods import annotations as keys
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
 from tests.fakes.gpucontainers import why_not
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tools import build_native, build_native_fakes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
@@ -91,7 +91,7 @@ async def test_limits_above_requests_are_in_the_container_and_only_requests_are_
     assert (share.core_pct, share.core_limit_pct) == (30, 60)
     (share,) = records["rest"].containers[0].shares
     assert (share.memory_mib, share.memory_limit_mib) == (T4_MIB - 6000, 0)
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
     for name in ("limited", "rest"):
         await cluster.delete_pod(name)
 
@@ -168,9 +168,16 @@ async def test_burst_grows_into_idle_memory_and_ends_for_a_pod_that_fits_nowhere
     records = {one.pod: one for one in (await ledger_of(cluster)).values()}
     (of_wanting,) = records["wanting"].containers[0].shares
     assert of_wanting.uuid == share.uuid
-    events = (await cluster.request("GET", "/api/v1/namespaces/default/events"))["items"]
-    (preempted,) = (one for one in events if one["reason"] == "Preempted")
+    told: list[dict[str, Any]] = []
+
+    async def is_told() -> bool:
+        events = (await cluster.request("GET", "/api/v1/namespaces/default/events"))["items"]
+        told[:] = [one for one in events if one["reason"] == "Preempted"]
+        return bool(told)
+
+    await cluster.until("the end of the burst has an Event", is_told)
+    (preempted,) = told
     assert preempted["involvedObject"]["name"] == "burst"
     assert "beyond its request" in preempted["message"]
     assert await cluster.pod_is("beside", "Running")
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []

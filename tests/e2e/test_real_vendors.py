@@ -21,7 +21,7 @@ from tests.cluster.node.cluster import NodeCluster, run_node_cluster
 from tests.cluster.node.image import APP
 from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 
 pytestmark = [
     pytest.mark.anyio,
@@ -126,7 +126,7 @@ async def test_container_gets_the_device_nodes_and_limits_of_its_record(
         if {share.vendor for share in shares.shares} != {vendor}:
             wrong.append(f"{name} has shares of {shares}")
     assert wrong == []
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
     for name in vendor_by_pod:
         await cluster.delete_pod(name)
 

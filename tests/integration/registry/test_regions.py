@@ -24,7 +24,7 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.natsio import Bus, BusLimits, NatsBucket, NatsPublisher
+from hami_common.runtime.natsio import Bus, BusLimits, Message, NatsBucket, NatsPublisher
 from hami_common.runtime.natsio import regions as natsio_regions
 from hami_common.runtime.natsio.layout import ensure_streams
 from hami_registry.shell import regions
@@ -261,19 +261,24 @@ async def test_hub_does_not_learn_the_subjects_of_a_region_s_sources(world: Worl
         east.login("regions") as region,
         hub.subscribe(">") as heard,
     ):
-        await anyio.sleep(1.0)  # the region's server learns of the subscription
+        found: list[Message] = []
+        with anyio.fail_after(RIGHT_MOST_S):
+            # The hub receives nothing until the region's server knows the subscription.
+            while not any(b"probe" in one.data for one in found):
+                await world.allocate("east", "probe")
+                found += await heard.receive(timeout_s=0.5)
+        await world.allocate("east", "probe", op="release")
         outbox = natsio_regions.outbox(limits, source=east.source())
         await ensure_streams(region, outbox, timeout_s=20.0)
         # A consumer of the copy's own, as a source that reconnects creates it.
         await region.request(f"$JS.API.STREAM.INFO.{subjects.EVENTS_STREAM}")
         await world.allocate("east", "seen")
-        await world.until_pods("east", {"first-east", "seen"}, RIGHT_S)
-        found = []
+        await world.until_pods("east", {"first-east", "seen"}, RIGHT_MOST_S)
         with anyio.move_on_after(2.0):
             while True:
                 found += await heard.receive(timeout_s=0.5)
         await world.allocate("east", "seen", op="release")
-        await world.until_pods("east", {"first-east"}, RIGHT_S)
+        await world.until_pods("east", {"first-east"}, RIGHT_MOST_S)
     assert any(b"seen" in one.data for one in found), "the hub hears what it may copy"
     token = east.source()
     assert [

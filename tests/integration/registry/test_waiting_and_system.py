@@ -107,6 +107,7 @@ def is_complete(found: Any) -> bool:
         and agents == [1]
         and found["waiting"] == 1
         and concerns == ["agents-of-another-version"]
+        and "not reached" in found["leases_problem"]
     )
 
 
