@@ -62,7 +62,7 @@ class TestPeople:
         async with kubeio.connect(
             str(site.kubeconfig), user_agent="people", request_timeout_s=20, start_timeout_s=20
         ) as kube:
-            ends_s = anyio.current_time() + IN_FORCE_S
+            compared, ends_s = 0, anyio.current_time() + IN_FORCE_S
             while True:  # the API server begins to judge by new bindings after a moment
                 auth = KubeAuth(lambda: kube, clock=SystemClock(), ttl_s=300, refused_ttl_s=300)
                 for token in tokens.values():
