@@ -10,16 +10,23 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
+from hami_common.model.placement import Share
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.region import DeviceUse, Region, Work
+from hami_nodeagent.shell.bursts import BurstKeeper
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.regions import read_activity, read_region
+from hami_nodeagent.shell.usagemetrics import Look
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import MakeNode, StartDrive
-from tests.support.drive import Drive
+from tests.support.drive import OUT_OF_MEMORY, Drive
 from tests.support.keeper import keeper_process, site_of
+from tests.support.room import set_limits_above
+from tests.unit.nodeagent.core.builders import Given, device
+from tests.unit.nodeagent.shell.support import know
 
 MIB = 1 << 20
 HIGH, LOW = 0, 5
@@ -164,6 +171,78 @@ async def test_low_priority_gives_way_while_a_high_one_is_active(
         busy.kill()
     assert alone > 0.5
     assert beside < 0.2, f"{beside:.2f} of the device beside a higher priority, {alone:.2f} alone"
+
+
+@pytest.mark.anyio
+async def test_container_grows_into_memory_that_no_share_books(
+    make_node: MakeNode, start_drive: StartDrive, containers_work: None
+) -> None:
+    """The library follows the agent's bounds, the agent the library's account."""
+    machine = make_node("1xRTX-PRO-6000")
+    uuid = machine.uuids[0]
+    containers = [machine.container(0, memory_mib=1000) for _ in range(2)]
+    for one in containers:
+        set_limits_above(one, memory_limit_mib=3500)
+    site = site_of(
+        uuid,
+        dict.fromkeys(containers, 1),
+        memory_mib=1000,
+        memory_limit_mib=3500,
+        on=device(0, uuid=uuid, memory_mib=4000, capacity_mib=4000),
+    )
+    picture = site.picture
+    picture.ledger_known = picture.pods_known = True
+    keeper = BurstKeeper(
+        site=site,
+        bells=PriorityKeeper(site).bells,
+        look=Look,
+        report=lambda: None,
+        events=lambda: None,
+    )
+    first, second = (start_drive(one).begin(0) for one in containers)
+
+    async def takes(drive: Drive, mib: int, *, within_s: float = 10.0) -> None:
+        """Wait until the allocation succeeds."""
+        with anyio.fail_after(within_s):
+            while await anyio.to_thread.run_sync(drive.code, f"alloc {mib}M"):
+                await anyio.sleep(0.05)
+
+    async def refuses(drive: Drive) -> None:
+        """Wait until an allocation fails: leased memory may be used for one more period."""
+        with anyio.fail_after(10.0):
+            while await anyio.to_thread.run_sync(drive.code, "alloc 1M") != OUT_OF_MEMORY:
+                await anyio.sleep(0.05)
+
+    def bursting() -> set[str]:
+        """Return the pods with a report of what they use above their request."""
+        return {one.pod_uid for one in picture.bursts(uuid) if 800 < one.memory_mib <= 1024}
+
+    async with background() as group:
+        group.start_soon(keeper.run)
+        await takes(first, 1800)
+        assert first.code("alloc 300M") == OUT_OF_MEMORY, "the other half of the rest"
+        await takes(second, 1800)
+        await until(lambda: bursting() == {"uid-pod-0", "uid-pod-1"})
+        other = Given("other")
+        share = Share(vendor="nvidia", uuid=uuid, memory_mib=1900)
+        containers_of = (replace(other.record.containers[0], shares=(share,)),)
+        other.entry = replace(other.entry, record=replace(other.record, containers=containers_of))
+        know(site, other)
+        await until(lambda: set(picture.bounds_mib.values()) == {1000})
+        await refuses(first)
+        await refuses(second)
+        assert machine.card.used_bytes(uuid) > 3600 * MIB, "memory in use stays"
+        second.kill()
+        await until(lambda: bursting() == {"uid-pod-0"})
+        other.entry = replace(other.entry, record=replace(other.record, op="release"))
+        picture.pods.end("uid-pod-1", now_s=0)
+        know(site, other)
+        await takes(first, 900)
+        await anyio.sleep(0.5)
+        assert first.code("alloc 1M") == 0
+    await anyio.sleep(site.settings.priority.lease_s)
+    await refuses(first)  # without the agent the bound is the request
+    first.kill()
 
 
 @dataclass

@@ -33,6 +33,7 @@ def site_of(
     level_by_container: Mapping[GpuContainer, int],
     *,
     memory_mib: int = 500,
+    memory_limit_mib: int = 0,
     on: Device | None = None,
     agent: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
@@ -67,11 +68,10 @@ def site_of(
         (container.priority_directory / FILE_NAME).unlink(missing_ok=True)
         os.link(pages / FILE_NAME, container.priority_directory / FILE_NAME)
         pod = Given(f"pod-{number}", region_volumes={"main": "region"})
-        shares = replace(
-            pod.record.containers[0],
-            shares=(Share(vendor="nvidia", uuid=uuid, memory_mib=memory_mib),),
-            priority=level,
+        share = Share(
+            vendor="nvidia", uuid=uuid, memory_mib=memory_mib, memory_limit_mib=memory_limit_mib
         )
+        shares = replace(pod.record.containers[0], shares=(share,), priority=level)
         pod.entry = replace(pod.entry, record=replace(pod.record, containers=(shares,)))
         know(site, pod)
         site.picture.grants.add(pod.grant("main", f"pod-{number}"))

@@ -2,6 +2,7 @@
 """Pages with the present bounds of containers, and the report of what they use of them."""
 
 import struct
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,10 +22,9 @@ from hami_nodeagent.core.holders import holders_of
 from hami_nodeagent.core.podfacts import ClaimUse
 from hami_nodeagent.core.usage import Row
 from hami_nodeagent.settings import DraSettings, PrioritySettings, UsageSettings
-from hami_nodeagent.shell import bursts
+from hami_nodeagent.shell import bursts, page
 from hami_nodeagent.shell.bursts import BoundPage, BurstKeeper
 from hami_nodeagent.shell.doorbell import Doorbells
-from hami_nodeagent.shell.page import SIZE
 from hami_nodeagent.shell.regions import region_path
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
@@ -35,6 +35,33 @@ from tests.unit.nodeagent.shell.support import know, make_site, until
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 GPU = "nvidia-0"
+NATIVE = Path(__file__).parents[4] / "native" / "libvgpu" / "src"
+
+
+LAYOUT = """
+#include <stdio.h>
+#include "room.h"
+int main(void) {
+    printf("%llu %u %u %u %zu %zu %zu %zu %zu %zu\\n", 0ULL + ROOM_MAGIC, ROOM_LAYOUT,
+           ROOM_DEVICES, ROOM_UUID, sizeof(struct room_page), sizeof(struct room_device),
+           offsetof(struct room_page, devices), offsetof(struct room_device, sequence),
+           offsetof(struct room_device, lease_until_ns),
+           offsetof(struct room_device, memory_bytes));
+    return 0;
+}
+"""
+
+
+def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
+    source, program = tmp_path / "layout.c", tmp_path / "layout"
+    source.write_text(LAYOUT)
+    subprocess.run(["cc", "-std=c11", f"-I{NATIVE}", "-o", program, source], check=True)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    assert printed.split() == [
+        *map(str, (bursts.MAGIC, page.LAYOUT, page.DEVICES_MAX, page.UUID_BYTES, page.SIZE)),
+        *map(str, (page.DEVICE_BYTES, page.HEADER_BYTES, page.SEQUENCE_AT, page.LEASE_AT)),
+        str(bursts.MEMORY_AT),
+    ]
 
 
 class FakeRecorder:
@@ -113,7 +140,7 @@ class Node:
             data = self.page(pod).read_bytes()
         except FileNotFoundError:
             return None
-        assert len(data) == SIZE == 64 + 64 * 128
+        assert len(data) == page.SIZE == 64 + 64 * 128
         assert data[:8] == b"VHAMIRM1"
         assert struct.unpack_from("<III", data, 8) == (1, 128, 64)
         name, sequence, lease_ns, memory = struct.unpack_from("<64sI4xQQ", data, 64)
