@@ -2,10 +2,9 @@
 /*
  * Takes some device memory and prints ten times a second what the driver says there is.
  *
- *     meter MIB [MOST_MIB]
+ *     meter MIB
  *
- * Prints `total=MIB` until it is asked to end. With MOST_MIB it also requests STEP_MIB more each time, up to that
- * amount, and prints `held=MIB`: a request that is refused is repeated. Locks taken here: none. Called with hooks active: yes.
+ * Prints `total=MIB` until it is asked to end. Locks taken here: none. Called with hooks active: yes.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -13,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-enum { STEP_MIB = 256 };
 
 static void *driver;
 
@@ -37,9 +34,7 @@ int main(int argc, char **argv)
     uint64_t memory;
     size_t available, total;
 
-    if (argc != 2 && argc != 3) return 2;
-    size_t held = (size_t)strtoul(argv[1], NULL, 10);
-    size_t most = argc == 3 ? (size_t)strtoul(argv[2], NULL, 10) : 0;
+    if (argc != 2) return 2;
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (driver == NULL) return 3;
     find("cuInit", &init);
@@ -48,11 +43,9 @@ int main(int argc, char **argv)
     find("cuMemAlloc_v2", &allocate);
     find("cuMemGetInfo_v2", &info);
     if (init(0) != 0 || retain(&context, 0) != 0 || set_current(context) != 0) return 4;
-    if (allocate(&memory, held << 20) != 0) return 5;
+    if (allocate(&memory, (size_t)strtoul(argv[1], NULL, 10) << 20) != 0) return 5;
     while (info(&available, &total) == 0) {
         printf("total=%zu\n", total >> 20);
-        if (held + STEP_MIB <= most && allocate(&memory, (size_t)STEP_MIB << 20) == 0) held += STEP_MIB;
-        if (most != 0) printf("held=%zu\n", held);
         fflush(stdout);
         nanosleep(&pause, NULL);
     }

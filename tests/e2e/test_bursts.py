@@ -1,45 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with limits above their requests: booked by request, growing into memory that is idle.
+"""Pods with limits above their requests: only the requests are booked, and bursts end for others.
 
-Real services and the real in-container library under the fake driver.
+The limiter is a file that passes for it: the test writes what its containers use.
 """
 
-import re
-import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hami_common.errors import Denied
+from hami_common.errors import Denied, NotFound
 from hami_common.pods import annotations as keys
+from hami_nodeagent.shell.regions import region_path
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
-from tests.fakes.gpucontainers import why_not
-from tests.support.checker import lasting_problems, ledger_of
-from tools import build_native, build_native_fakes
+from tests.support.checker import ledger_of, problems_of
+from tests.support.regions import own_region
+from tests.unit.nodeagent.shell.support import fake_library
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
-NODE = "gpu-t4"
-T4_MIB = 15_360
-METER = Path(__file__).parent / "meter.c"
-INSIDE = "/opt/meter"
+NODE, DEVICES, T4_MIB = "gpu-t4", 4, 15_360
+SHOWN_MIB = 8192
+"""A burst of 8,000 MiB as it is reported, in steps of 256 MiB."""
 
 
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    drivers = build_native_fakes.build(build_native_fakes.DEFAULT_OUT)
+    directory = tmp_path_factory.mktemp("bursts")
     spec = ClusterSpec(
         nodes=(NodeSpec(name=NODE, profile="4xT4"),),
-        nvml_library=str(drivers / build_native_fakes.NVML),
-        limiter=str(build_native.build("release")),
+        limiter=str(fake_library(directory)),
         backoff_s=0.2,
-        settings={"scheduler": {"preempt_retry_s": "0.5"}},
+        settings={"scheduler": {"burst_evict_s": "1.0"}},
     )
-    async with run_cluster(spec, tmp_path_factory.mktemp("bursts")) as running:
+    async with run_cluster(spec, directory) as running:
         yield running
 
 
@@ -69,8 +66,8 @@ async def test_limits_above_requests_are_in_the_container_and_only_requests_are_
     with pytest.raises(Denied, match=r"annotation hami\.io/memory-limit: a pod of class"):
         await cluster.create_pod(refused)
 
-    await cluster.create_pod(pod("limited", memory_mib=6000, **limits))
-    shown = await limits_file(cluster, "limited")
+    await cluster.create_pod(pod("burst", memory_mib=6000, **limits))
+    shown = await limits_file(cluster, "burst")
     assert [line for line in shown if line.startswith("device.0.") and "uuid" not in line] == [
         "device.0.vendor=nvidia",
         "device.0.memory_mib=6000",
@@ -86,98 +83,80 @@ async def test_limits_above_requests_are_in_the_container_and_only_requests_are_
     await cluster.create_pod(pod("rest", memory_mib=T4_MIB - 6000, **rest))
     assert f"device.0.uuid={uuid}" in await limits_file(cluster, "rest")
     records = {one.pod: one for one in (await ledger_of(cluster)).values()}
-    (share,) = records["limited"].containers[0].shares
+    (share,) = records["burst"].containers[0].shares
     assert (share.memory_mib, share.memory_limit_mib) == (6000, 14_000)
     assert (share.core_pct, share.core_limit_pct) == (30, 60)
     (share,) = records["rest"].containers[0].shares
     assert (share.memory_mib, share.memory_limit_mib) == (T4_MIB - 6000, 0)
-    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
-    for name in ("limited", "rest"):
-        await cluster.delete_pod(name)
+    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of the program that containers run."""
-    directory = tmp_path_factory.mktemp("meter")
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", *flags, "-o", directory / "meter", METER, "-ldl"], check=True)
-    return directory
+async def message_of(cluster: Cluster, name: str, reason: str) -> str:
+    """Message of the pod's Event with this reason, empty without one."""
+    found = await cluster.request("GET", "/api/v1/namespaces/default/events")
+    messages = (
+        event["message"]
+        for event in found["items"]
+        if (event["involvedObject"]["name"], event["reason"]) == (name, reason)
+    )
+    return next(messages, "")
 
 
-def growing(
-    name: str, programs: Path, held_mib: int, most_mib: int, *, memory_mib: int, **annotations: str
-) -> dict[str, Any]:
-    """A pod that takes memory at its start and then requests more, up to ``most_mib``."""
-    made = pod(name, memory_mib=memory_mib, **annotations)
-    made["spec"]["volumes"] = [{"name": "meter", "hostPath": {"path": str(programs)}}]
-    (container,) = made["spec"]["containers"]
-    container["command"] = ["sh", "-c", f"exec {INSIDE}/meter {held_mib} {most_mib}"]
-    container["volumeMounts"] = [{"name": "meter", "mountPath": INSIDE, "readOnly": True}]
-    return made
-
-
-async def held_mib(cluster: Cluster, name: str) -> int:
-    log = await cluster.container_log(name, "main")
-    return int(([0, *re.findall(r"^held=(\d+)$", log, re.MULTILINE)])[-1])
-
-
-async def device(cluster: Cluster, uuid: str) -> dict[str, Any]:
+async def devices(cluster: Cluster) -> list[dict[str, Any]]:
     async with cluster.session.get(f"{cluster.url('registry')}/v1/devices") as answer:
-        items = (await answer.json())["items"]
-    (found,) = (one for one in items if one["uuid"] == uuid)
-    return dict(found)
+        return list((await answer.json())["items"])
 
 
-async def test_burst_grows_into_idle_memory_and_ends_for_a_pod_that_fits_nowhere(
-    cluster: Cluster, programs: Path
+async def use(cluster: Cluster, name: str, mib: int) -> None:
+    """Let the pod's container use so much memory of its device."""
+    record = {one.pod: one for one in (await ledger_of(cluster)).values()}[name]
+    pods_dir = cluster.directory / "kubelet" / NODE / "pods"
+    path = region_path(pods_dir, record.pod_uid, "hami-region-main")
+    path.write_bytes(own_region(record.containers[0].shares[0].uuid, mib << 20))
+
+
+async def test_burst_is_not_offered_and_ends_for_a_pod_that_needs_its_memory(
+    cluster: Cluster,
 ) -> None:
-    if reason := why_not():
-        pytest.skip(f"the limiter needs containers: {reason}")
-    # Three of the four devices are taken as a whole.
-    for number in range(3):
-        whole = small_pod(f"whole-{number}")
-        whole["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1"}
-        await cluster.create_pod(whole)
-    limit = {keys.MEMORY_LIMIT: "10000"}
-    await cluster.create_pod(growing("burst", programs, 1000, 12_000, memory_mib=3000, **limit))
+    for name in ("burst", "rest"):
+        await cluster.delete_pod(name)
+    uuids = [one["uuid"] for one in await devices(cluster)]
+    names = [f"base-{number}" for number in range(DEVICES)]
+    for name, uuid in zip(names, uuids, strict=True):
+        on = {keys.MEMORY_LIMIT: "12000", "nvidia.com/use-gpuuuid": uuid}
+        await cluster.create_pod(pod(name, memory_mib=2000, **on))
+    for name in names:
+        await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
+        await use(cluster, name, 10_000)
 
-    async def has_grown() -> bool:
-        return await held_mib(cluster, "burst") > 9000
+    async def are_shown(mib: int) -> bool:
+        return [one["burst_mib"] for one in await devices(cluster)] == [mib] * DEVICES
 
-    await cluster.until("the pod uses three times its request", has_grown, limit_s=60)
-    (record,) = (one for one in (await ledger_of(cluster)).values() if one.pod == "burst")
-    (share,) = record.containers[0].shares
-    assert share.memory_mib == 3000
+    await cluster.until("bursts are shown", partial(are_shown, SHOWN_MIB))
+    await cluster.create_pod(pod("small", memory_mib=5000))
+    await cluster.until("small runs beside a burst", partial(cluster.pod_is, "small", "Running"))
+    await cluster.create_pod(pod("large", memory_mib=12_000))
+    await cluster.until("large runs", partial(cluster.pod_is, "large", "Running"))
+    left = [name for name in names if await cluster.pod_is(name, "Running")]
+    (evicted,) = set(names) - set(left)
+    text = f"this pod uses {SHOWN_MIB} MiB beyond its request"
+    assert text in await message_of(cluster, evicted, "Preempted")
+    refused = [one for one in (await cluster.explain("large"))["decisions"] if one.get("closest")]
+    codes = [device["code"] for device in refused[-1]["closest"][0]["devices"]]
+    assert sorted(codes) == ["CardBurstUse"] * (DEVICES - 1) + ["CardInsufficientMemory"]
 
-    async def is_shown() -> bool:
-        return bool((await device(cluster, share.uuid))["burst_mib"] >= 6000)
 
-    await cluster.until("the registry shows the burst", is_shown)
-    assert await held_mib(cluster, "burst") <= 10_000, "beyond its limit"
-
-    # Fits beside the burst: nothing happens to it.
-    beside = growing("beside", programs, 3000, 0, memory_mib=4000)
-    await cluster.create_pod(beside)
-    await cluster.until("beside runs", partial(cluster.pod_is, "beside", "Running"))
-    assert await cluster.pod_is("burst", "Running")
-
-    # Does not fit beside the burst, but beside its request.
-    await cluster.create_pod(growing("wanting", programs, 5000, 0, memory_mib=6000))
-    await cluster.until("wanting runs", partial(cluster.pod_is, "wanting", "Running"), limit_s=60)
-    records = {one.pod: one for one in (await ledger_of(cluster)).values()}
-    (of_wanting,) = records["wanting"].containers[0].shares
-    assert of_wanting.uuid == share.uuid
-    told: list[dict[str, Any]] = []
-
-    async def is_told() -> bool:
-        events = (await cluster.request("GET", "/api/v1/namespaces/default/events"))["items"]
-        told[:] = [one for one in events if one["reason"] == "Preempted"]
-        return bool(told)
-
-    await cluster.until("the end of the burst has an Event", is_told)
-    (preempted,) = told
-    assert preempted["involvedObject"]["name"] == "burst"
-    assert "beyond its request" in preempted["message"]
-    assert await cluster.pod_is("beside", "Running")
-    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
+async def test_burst_onto_memory_of_another_pod_ends(cluster: Cluster) -> None:
+    for name in ("small", "large", *(f"base-{number}" for number in range(DEVICES))):
+        with suppress(NotFound):
+            await cluster.delete_pod(name)
+    uuid = (await devices(cluster))[0]["uuid"]
+    on = {"nvidia.com/use-gpuuuid": uuid}
+    await cluster.create_pod(pod("grown", memory_mib=2000, **on, **{keys.MEMORY_LIMIT: "12000"}))
+    await cluster.create_pod(pod("calm", memory_mib=13_000, **on))
+    for name in ("grown", "calm"):
+        await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
+    await use(cluster, "grown", 5000)
+    await cluster.until("grown is evicted", partial(cluster.pod_is_gone, "grown"))
+    assert "lacks" in await message_of(cluster, "grown", "BurstEvicted")
+    assert await cluster.pod_is("calm", "Running")
