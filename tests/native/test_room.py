@@ -16,11 +16,14 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.pods.limits import DeviceLimit, Limits, encode
+from hami_nodeagent.core.region import Region
+from hami_nodeagent.shell.bursts import BoundPage
+from hami_nodeagent.shell.regions import read_region
 from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import StartDrive
 from tests.support.accounting import PARTS, RELATIVE, Container, Probe, build, until
 from tests.support.drive import OUT_OF_MEMORY, Drive
-from tests.support.room import FILE_NAME, RoomPage, set_limits_above
+from tests.support.room import FILE_NAME, LEASE_S, RoomPage, set_limits_above
 
 MIB = 1 << 20
 UUID = "GPU-0"
@@ -209,6 +212,25 @@ def test_page_of_a_new_agent_is_followed_within_a_period(probe: Probe, new_page:
     new_page().grant(UUID, 280 * MIB)
     assert probe.ask(f"charge 0 {130 * MIB}") == 1, "a refused request looks for a new page"
     assert probe.ask("charge 0 1") == 0
+
+
+def test_bounds_that_the_agent_writes_are_obeyed(container: Container, probe: Probe) -> None:
+    """By the agent's own writer, and its reader of the region."""
+    until_ns = time.monotonic_ns() + int(LEASE_S * 1e9)
+    page = BoundPage(container.bells / FILE_NAME)
+    page.write({UUID: 250}, lease_until_ns=until_ns)
+    assert probe.ask(f"charge 0 {250 * MIB}") == 1
+    assert probe.ask("charge 0 1") == 0
+    region = read_region(container.region)
+    assert isinstance(region, Region)
+    assert region.devices[UUID].used_bytes == region.devices[UUID].leased_bytes == 250 * MIB
+    page.write({}, lease_until_ns=until_ns)
+    page.close()
+    assert probe.ask("bound 0") == REQUEST_MIB * MIB
+    page = BoundPage(container.bells / FILE_NAME)
+    page.write({UUID: 270}, lease_until_ns=until_ns)
+    page.close()
+    assert probe.ask(f"charge 0 {20 * MIB}") == 1
 
 
 def test_missing_page_ends_the_grant(
