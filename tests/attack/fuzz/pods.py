@@ -37,7 +37,8 @@ TENANT_KEYS = (
 )  # fmt: skip
 RESERVED_KEYS = (
     keys.ALLOCATION, keys.FENCE, keys.MANAGED_LABEL, keys.HAMI_NODE, keys.HAMI_TIME,
-    keys.HAMI_ALLOCATED_NVIDIA, keys.HAMI_TO_ALLOCATE_NVIDIA, keys.limits("main"), keys.TAKEN_OVER,
+    "hami.io/vgpu-devices-allocated", "hami.io/vgpu-devices-to-allocate", keys.limits("main"),
+    keys.TAKEN_OVER,
 )  # fmt: skip
 SOUND_NOTES = (
     "binpack", "spread", "topology-aware", "mutex", "slot=1,core=2,memory=3", "core=5", "A100",

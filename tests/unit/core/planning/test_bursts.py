@@ -12,7 +12,6 @@ from hami_core.table.table import DeviceTable
 from tests.support.builders import device, held, node_devices, share
 
 MIB = 10_000
-CALM = 1_000
 
 
 def pod(uid: str, priority: int = 0, **more: str) -> PodFacts:

@@ -83,8 +83,6 @@ LIMITS_PREFIX_SUFFIX = ".limits.hami.io/"
 LIMITS_VERSION = "v1"
 
 # mirrors in HAMi's formats (design D21)
-HAMI_ALLOCATED_NVIDIA = "hami.io/vgpu-devices-allocated"
-HAMI_TO_ALLOCATE_NVIDIA = "hami.io/vgpu-devices-to-allocate"
 HAMI_NODE = "hami.io/vgpu-node"
 HAMI_TIME = "hami.io/vgpu-time"
 HAMI_BIND_TIME = "hami.io/bind-time"
