@@ -14,6 +14,7 @@ from hami_common.pods.podview import PodView
 from hami_common.units import shown
 from hami_core.replay.tenants import Running, is_tied
 from hamictl.errors import InputRefused
+from hamictl.inputs import read
 
 T = TypeVar("T")
 
@@ -98,14 +99,11 @@ def read_objects(path: Path, kind: str) -> list[dict[str, Any]]:
 
 def _documents(path: Path) -> list[Any]:
     """Parse a YAML or JSON file."""
+    content = read(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.startswith("{"):
-            return [msgspec.json.decode(text)]
-        return documents.yaml_all(text, field=str(path), size_most=_SIZE_MOST)
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
+        if content.startswith(b"{"):
+            return [msgspec.json.decode(content)]
+        return documents.yaml_all(content, field=str(path), size_most=_SIZE_MOST)
     except SettingsInvalid as error:
         message = f"{path}: {error.problem}; {error.fix}"
         raise InputRefused(message) from error

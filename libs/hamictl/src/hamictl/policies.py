@@ -26,6 +26,7 @@ from hami_core.replay.compare import compare as compare_policies
 from hami_core.replay.loghistory import LogHistory
 from hamictl import client, output
 from hamictl.errors import InputRefused
+from hamictl.inputs import read
 
 _HOURS_OF: Final = {"m": 1 / 60, "h": 1.0, "d": 24.0}
 
@@ -63,13 +64,11 @@ def prices_of(path: Path | None) -> Prices:
     """Read the prices of a TOML file; without a file there are none."""
     if path is None:
         return Prices()
+    content = read(path)
     try:
-        document = documents.toml(path.read_bytes(), field=str(path))
+        document = documents.toml(content, field=str(path))
         prices = msgspec.convert(document["prices"], Prices)
         prices.check()
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
     except KeyError as error:
         message = f"{path}: no table [prices]; give a file such as registry.toml"
         raise InputRefused(message) from error

@@ -26,6 +26,7 @@ from hami_common.model.request import (
 )
 from hami_core.replay.arrivals import History, Run
 from hami_core.replay.compare import Placed, place
+from hamictl import inputs
 from hamictl.errors import InputRefused
 
 HOUR_S: Final = 3600.0
@@ -151,11 +152,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 def read(path: Path) -> Scenario:
     """Read a scenario file; ``InputRefused`` names the field."""
+    content = inputs.read(path)
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Scenario)
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
+        return msgspec.toml.decode(content, type=Scenario)
     except UNDECODABLE as error:
         message = f"{path}: {error}"
         raise InputRefused(message) from error

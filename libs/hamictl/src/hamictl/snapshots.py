@@ -10,16 +10,12 @@ from hami_core.planning.whatif import Governed
 from hami_core.quota.resourcequota import Asker
 from hami_core.replay.snapshot import Snapshot, load_quotas
 from hamictl.errors import InputRefused
+from hamictl.inputs import read
 
 
 def read_snapshot(path: Path) -> Snapshot:
     """Read a file of ``hamictl snapshot`` or of a scheduler's ``GET /v1/snapshot``."""
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
-    return decode_snapshot(body, what=str(path))
+    return decode_snapshot(read(path), what=str(path))
 
 
 def decode_snapshot(body: bytes, *, what: str) -> Snapshot:

@@ -23,6 +23,7 @@ from hami_core.replay.snapshot import Snapshot
 from hami_core.replay.stimuluslog import Item, Reader
 from hamictl import eventstream
 from hamictl.errors import InputRefused
+from hamictl.inputs import read
 from hamictl.snapshots import read_snapshot
 
 SUFFIX: Final = ".jsonl.gz"
@@ -124,8 +125,4 @@ def _of_events(paths: Sequence[Path], snapshot: Snapshot) -> LogHistory:
 
 
 def _text_lines(path: Path) -> list[bytes]:
-    try:
-        return [line for line in path.read_bytes().splitlines() if line.strip()]
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
+    return [line for line in read(path).splitlines() if line.strip()]

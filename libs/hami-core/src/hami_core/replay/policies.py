@@ -11,16 +11,19 @@ import difflib
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
+from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, NoReturn, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from hami_common import documents
 from hami_common.errors import SettingsInvalid
 from hami_common.model.prices import Prices
 from hami_common.model.request import DevicePolicy, NodePolicy, PlacementPolicy, ScoringWeights
 
 FILE: Final = "policies file"
+YAML_SUFFIXES: Final = (".yaml", ".yml")
 POLICIES_MOST: Final = 64
 TESTS_MOST: Final = 1000
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
@@ -163,6 +166,16 @@ class PoliciesFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.canary is not None and not is_rolled_back and self.canary.covers(namespace):
             return self.canary.policy
         return self.default
+
+
+def decode(content: bytes, *, path: PurePath, field: str) -> PoliciesFile:
+    """Return the file at ``path``, which is YAML by its suffix, else TOML.
+
+    ``SettingsInvalid`` names ``field`` where it is neither, else as ``parse``.
+    """
+    if path.suffix in YAML_SUFFIXES:
+        return parse(documents.yaml_one(content, field=field))
+    return parse(documents.toml(content, field=field))
 
 
 def parse(document: object) -> PoliciesFile:

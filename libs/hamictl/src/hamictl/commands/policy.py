@@ -7,18 +7,16 @@ Histories are placed again by the comparison behind ``hamictl simulate --since``
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 from xml.etree import ElementTree as ET
 
 import click
 from msgspec import Struct
 
-from hami_common import documents
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
 from hami_core.planning.whatif import Outcome
 from hami_core.replay.compare import PodOutcome, compare_pods
 from hami_core.replay.loghistory import LogHistory
-from hami_core.replay.policies import PoliciesFile, PolicyTest, parse
+from hami_core.replay.policies import PoliciesFile, PolicyTest, decode
 from hami_core.replay.policytest import (
     Tested,
     Trial,
@@ -31,8 +29,7 @@ from hami_core.replay.snapshot import Snapshot
 from hamictl import manifests, options, output, policies, traces
 from hamictl.commands.simulate import place
 from hamictl.errors import EXIT_NO, InputRefused
-
-YAML_SUFFIXES: Final = (".yaml", ".yml")
+from hamictl.inputs import read
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -89,14 +86,9 @@ def test(
 
 def read_file(path: Path) -> PoliciesFile:
     """Read a policies file."""
+    content = read(path)
     try:
-        content = path.read_bytes()
-        if path.suffix in YAML_SUFFIXES:
-            return parse(documents.yaml_one(content, field=str(path)))
-        return parse(documents.toml(content, field=str(path)))
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
+        return decode(content, path=path, field=str(path))
     except SettingsInvalid as error:
         message = f"{path}: {error}"
         raise InputRefused(message) from error

@@ -50,7 +50,7 @@ from hami_core.replay.questions import (
     waiting,
 )
 from hami_core.replay.snapshot import Snapshot, load
-from hamictl import addnodes, client, manifests, options, output, policies, quotatables
+from hamictl import addnodes, client, inputs, manifests, options, output, policies, quotatables
 from hamictl.addnodes import Added
 from hamictl.errors import EXIT_NO, InputRefused
 from hamictl.manifests import Manifest, read_objects
@@ -386,16 +386,13 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
         quotas += found
     if queues_file is None:
         return Rules(quotas=tuple(quotas))
+    content = inputs.read(queues_file)
     try:
-        text = queues_file.read_text(encoding="utf-8")
         tree = queues.parse(
-            documents.toml(text, field="queues file"),
+            documents.toml(content, field="queues file"),
             vendors=[vendor.name for vendor in catalog.vendors],
         )
-    except OSError as error:
-        message = f"{queues_file}: {error.strerror}"
-        raise InputRefused(message) from error
-    except (UnicodeDecodeError, SettingsInvalid) as error:
+    except SettingsInvalid as error:
         message = f"{queues_file}: {error}"
         raise InputRefused(message) from error
     return Rules(quotas=tuple(quotas), tree=tree)

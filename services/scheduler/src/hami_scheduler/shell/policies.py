@@ -17,7 +17,6 @@ import anyio.lowlevel
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
-from hami_common import documents
 from hami_common.bus import subjects
 from hami_common.errors import Conflict, WireInvalid
 from hami_common.events import codec
@@ -30,13 +29,12 @@ from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.openapi import Operation
 from hami_common.runtime.watchedfile import FileKind, WatchedFile
 from hami_core.replay.canary import CanaryVerdict, Group, Window, memory_of
-from hami_core.replay.policies import Canary, PoliciesFile, parse
+from hami_core.replay.policies import Canary, PoliciesFile, decode
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.metrics import PolicyMetrics
 from hami_scheduler.shell.state import State
 
 FILE: Final = FileKind(name="policies", title="policies file", field="policies_file")
-YAML_SUFFIXES: Final = (".yaml", ".yml")
 NODES_AT_ONCE: Final = 64
 """Nodes whose packing is read between two points where other tasks may run."""
 
@@ -172,9 +170,7 @@ class PolicyKeeper:
             self._window, self._verdict = Window(), None
 
     def _parsed(self, content: bytes) -> PoliciesFile:
-        if Path(self._settings.policies_file).suffix in YAML_SUFFIXES:
-            return parse(documents.yaml_one(content, field="policies_file"))
-        return parse(documents.toml(content, field="policies_file"))
+        return decode(content, path=Path(self._settings.policies_file), field="policies_file")
 
     # --- the canary ------------------------------------------------------------------------------
 
