@@ -16,7 +16,7 @@ from hami_common.pods import annotations as keys
 from hami_nodeagent.shell.regions import region_path
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.e2e.conftest import small_pod
-from tests.support.checker import ledger_of, problems_of
+from tests.support.checker import lasting_problems, ledger_of
 from tests.support.regions import own_region
 from tests.unit.nodeagent.shell.support import fake_library
 
@@ -88,7 +88,7 @@ async def test_limits_above_requests_are_in_the_container_and_only_requests_are_
     assert (share.core_pct, share.core_limit_pct) == (30, 60)
     (share,) = records["rest"].containers[0].shares
     assert (share.memory_mib, share.memory_limit_mib) == (T4_MIB - 6000, 0)
-    assert await problems_of(cluster, cluster.verifier(), namespace="default") == []
+    assert await lasting_problems(cluster, cluster.verifier(), namespace="default") == []
 
 
 async def message_of(cluster: Cluster, name: str, reason: str) -> str:
@@ -100,6 +100,13 @@ async def message_of(cluster: Cluster, name: str, reason: str) -> str:
         if (event["involvedObject"]["name"], event["reason"]) == (name, reason)
     )
     return next(messages, "")
+
+
+async def until_told(cluster: Cluster, name: str, reason: str, text: str) -> None:
+    async def is_told() -> bool:
+        return text in await message_of(cluster, name, reason)
+
+    await cluster.until(f"{name} has the Event {reason}", is_told)
 
 
 async def devices(cluster: Cluster) -> list[dict[str, Any]]:
@@ -140,8 +147,15 @@ async def test_burst_is_not_offered_and_ends_for_a_pod_that_needs_its_memory(
     left = [name for name in names if await cluster.pod_is(name, "Running")]
     (evicted,) = set(names) - set(left)
     text = f"this pod uses {SHOWN_MIB} MiB beyond its request"
-    assert text in await message_of(cluster, evicted, "Preempted")
-    refused = [one for one in (await cluster.explain("large"))["decisions"] if one.get("closest")]
+    await until_told(cluster, evicted, "Preempted", text)
+    refused: list[dict[str, Any]] = []
+
+    async def is_recorded() -> bool:
+        decisions = (await cluster.explain("large")).get("decisions", ())
+        refused[:] = [one for one in decisions if one.get("closest")]
+        return bool(refused)
+
+    await cluster.until("the refusal is recorded device by device", is_recorded)
     codes = [device["code"] for device in refused[-1]["closest"][0]["devices"]]
     assert sorted(codes) == ["CardBurstUse"] * (DEVICES - 1) + ["CardInsufficientMemory"]
 
@@ -158,5 +172,5 @@ async def test_burst_onto_memory_of_another_pod_ends(cluster: Cluster) -> None:
         await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
     await use(cluster, "grown", 5000)
     await cluster.until("grown is evicted", partial(cluster.pod_is_gone, "grown"))
-    assert "lacks" in await message_of(cluster, "grown", "BurstEvicted")
+    await until_told(cluster, "grown", "BurstEvicted", "lacks")
     assert await cluster.pod_is("calm", "Running")
