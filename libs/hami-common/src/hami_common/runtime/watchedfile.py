@@ -163,7 +163,7 @@ class WatchedFile(Generic[T]):
         _log.info("configuration file reloaded", extra=extra)
 
     def _fail(self, problem: str, error: Exception | None = None) -> None:
-        if problem == self.problem:
+        if problem == self.problem and error is None:
             return
         self.problem = problem
         self._metrics.reloads.labels(outcome="failed").inc()
