@@ -542,12 +542,16 @@ async def test_gang_by_claim_starts_whole_though_its_scheduler_dies(cluster: Clu
 
     trap = Trap(b"PUB $KV.hami_alloc.", "up", kill, deliver=True, skip=3)
     cluster.taps["scheduler-nats"].arm(trap)
-    await remove(cluster, "in-the-way")
-    with anyio.move_on_after(60):
-        await trap.sprung.wait()
-    if trap.sprung.is_set():
-        cluster.processes["scheduler"].start()
-    await all_run(cluster, names, limit_s=90)
+    async with anyio.create_task_group() as group:
+
+        async def revive() -> None:
+            await trap.sprung.wait()
+            cluster.processes["scheduler"].start()
+
+        group.start_soon(revive)
+        await remove(cluster, "in-the-way")
+        await all_run(cluster, names, limit_s=150)
+        group.cancel_scope.cancel()
     assert await sound(cluster) == []
 
 
