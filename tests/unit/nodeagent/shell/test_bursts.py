@@ -3,6 +3,7 @@
 
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from hami_nodeagent.settings import DraSettings, PrioritySettings, UsageSettings
 from hami_nodeagent.shell import bursts, page
 from hami_nodeagent.shell.bursts import BoundPage, BurstKeeper
 from hami_nodeagent.shell.doorbell import Doorbells
-from hami_nodeagent.shell.regions import region_path
+from hami_nodeagent.shell.regions import read_region, region_path
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
 from tests.support.regions import own_region
@@ -217,6 +218,37 @@ async def test_without_a_current_ledger_leases_end(tmp_path: Path) -> None:
         node.site.picture.view.bus_connected = True
         node.site.picture.note_change()
         await node.until_bound(pod, 800)
+
+
+async def test_ledger_that_is_replaced_during_a_read_changes_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    pod, other = node.reserve("a", 100, 1000), node.reserve("b", 600)
+    node.start(pod, used_mib=300)
+    await node.keeper.look()
+    assert (node.bound_mib(pod), node.bursts()) == (400, {pod.uid: 256})
+    begun, go, picture = threading.Event(), threading.Event(), node.site.picture
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        go.wait()
+        return read_region(*arguments)
+
+    monkeypatch.setattr(bursts, "read_region", slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(node.keeper.look)
+        await until(begun.is_set)
+        picture.ledger_known = False
+        del picture.entries_by_uid[other.uid]  # its record follows
+        picture.note_change()
+        go.set()
+    assert (node.bound_mib(pod), node.bursts()) == (400, {pod.uid: 256})
+    assert picture.bounds_mib == {}
+    picture.ledger_known = True
+    picture.note_change()
+    await node.keeper.look()
+    assert node.bound_mib(pod) == 1000
 
 
 async def test_page_is_kept_over_a_restart_and_ends_with_the_limit(tmp_path: Path) -> None:

@@ -155,9 +155,7 @@ class BurstKeeper:
 
     async def look(self) -> bool:
         """Read regions and write the pages; return whether another look is due without a change."""
-        view = self._picture.view
-        if not (view.bus_connected and self._picture.ledger_known and self._picture.pods_known):
-            self._picture.bounds_mib = {}
+        if not self._is_current():
             return False
         self._follow()
         read, failed = await anyio.to_thread.run_sync(self._read, tuple(self._holders.values()))
@@ -165,6 +163,8 @@ class BurstKeeper:
             self._site.quarantine.forget("region", f"{'/'.join(owner)} memory")
         for owner, error in failed:
             self._site.quarantine.failed("region", f"{'/'.join(owner)} memory", error)
+        if not self._is_current():  # the ledger was replaced: some of its records are missing
+            return False
         self._follow()  # records may have arrived
         for key, holder in self._holders.items():
             region = read.get(holder.owner)
@@ -172,6 +172,14 @@ class BurstKeeper:
                 self._used[key] = region.devices.get(holder.uuid, DeviceUse())
         self._grant()
         return bool(self._holders) or self._picture.has_bursts
+
+    def _is_current(self) -> bool:
+        """Return whether all records and pods are known; without them no bound is granted."""
+        picture = self._picture
+        if picture.view.bus_connected and picture.ledger_known and picture.pods_known:
+            return True
+        picture.bounds_mib = {}
+        return False
 
     def _follow(self) -> None:
         """Collect the shares and the booked memory after a change of the picture."""
