@@ -49,6 +49,8 @@ def want(request_mib: int, limit_mib: int, used_mib: int = 0, **more: Any) -> Wa
         (1000, [want(100, 2000, used_mib=90)], (1100,)),
         (1000, [want(100, 100)], (100,)),
         (1000, [want(100, 2000, leased_mib=800), want(100, 2000)], (400, 400)),
+        (1000, [want(100, 500, leased_mib=10**6), want(100, 2000)], (500, 700)),  # a false figure
+        (1000, [want(100, 500, used_mib=10**6), want(100, 2000)], (500, 700)),
         (1000, [], ()),
     ],
 )

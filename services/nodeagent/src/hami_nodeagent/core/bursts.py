@@ -4,11 +4,12 @@
 ADR 52. The bound of a container is the memory that the in-container library grants it now: at least
 its request, at most its limit. The memory that a device has left (``left_mib``) is divided equally,
 and the part that one container cannot take goes to the others. Per device, with U the memory in
-use or leased by processes::
+use or leased by processes, at most the limit::
 
     sum over these containers of (max(bound, U) - request)  <=  memory left
 
-unless memory that is in use already exceeds it: then no bound is above its request. A process may
+unless memory that is in use already exceeds it: then no bound is above its request. A tenant writes
+its own U, and what the driver shows beyond the limit is foreign use. A process may
 act on an older bound for up to ``SETTLE_S``, so a bound is raised only into memory that no bound of
 that time covers. Lowering takes effect at once. Memory in MiB, times in seconds of the caller's
 clock.
@@ -66,8 +67,8 @@ class Want(Struct, frozen=True, kw_only=True):
 
     @property
     def taken_mib(self) -> int:
-        """Return the memory above the request that is used or leased."""
-        return max(self.used_above_mib, self.leased_mib - self.request_mib)
+        """Return the memory above the request that is used or leased, within the limit."""
+        return min(self.most_mib, max(self.used_above_mib, self.leased_mib - self.request_mib))
 
     @property
     def held_mib(self) -> int:
