@@ -91,6 +91,8 @@ def test_memory_left_is_neither_booked_nor_reserved_nor_foreign() -> None:
     assert left_mib(device(0, capacity_mib=900), 300, 100) == 600, "use of what is reserved"
     assert left_mib(device(0, capacity_mib=900), 300, 250) == 450
     assert left_mib(device(0), 1100, 0) == 0
+    scaled = device(0, capacity_mib=500, foreign_mib=200)
+    assert left_mib(scaled, 100, 200) == 200, "as the scheduler counts"
 
 
 def test_booked_memory_includes_reservations_without_a_container_and_whole_shares() -> None:

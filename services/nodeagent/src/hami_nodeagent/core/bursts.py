@@ -88,8 +88,12 @@ def may_burst(device: Device) -> bool:
 
 
 def left_mib(device: Device, booked_mib: int, foreign_mib: int) -> int:
-    """Return the memory that is neither booked nor in foreign use, without what is reserved."""
-    return max(0, min(device.capacity_mib, device.memory_mib - foreign_mib) - booked_mib)
+    """Return the memory that is neither booked nor in foreign use, without what is reserved.
+
+    Never more than the scheduler finds free, which subtracts ``Device.foreign_mib``.
+    """
+    offered_mib = device.capacity_mib - device.foreign_mib
+    return max(0, min(offered_mib, device.memory_mib - foreign_mib) - booked_mib)
 
 
 def booked_mib(entries: Iterable[Entry]) -> dict[str, int]:
