@@ -96,6 +96,14 @@ def test_use_of_all_processes_is_added_up_by_device() -> None:
     assert (found.reclaimed, found.errors) == (3, 4)
 
 
+def test_only_wanted_devices_are_read() -> None:
+    use = Process(7, (Used(1), Used(2), Used(3), Used(4)))
+    data = Built(uuids=("GPU-a", "GPU-b", "GPU-b", "GPU-c"), processes=(use,)).data()
+    found = parse(data, uuids={"GPU-b", "GPU-x"})
+    assert isinstance(found, Region)
+    assert found.devices == {"GPU-b": DeviceUse(used_bytes=2, leased_bytes=5)}
+
+
 def test_slots_of_dead_processes_use_nothing_and_keep_their_counters() -> None:
     data = Built(
         processes=(

@@ -235,8 +235,13 @@ def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
     )
 
 
-def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
-    """Parse ``data`` (the whole file); without ``find_dead`` all owners count as living."""
+def parse(
+    data: bytes, find_dead: FindDead | None = None, uuids: Collection[str] | None = None
+) -> Region | Refused:
+    """Parse ``data`` (the whole file); without ``find_dead`` all owners count as living.
+
+    ``uuids``: the devices to read; ``None``: all. A tenant decides how many its region names.
+    """
     layout = parse_header(data[:HEADER_BYTES], len(data))
     if isinstance(layout, Refused):
         return layout
@@ -249,7 +254,7 @@ def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
     dead = frozenset(find_dead(owners)) if find_dead and owners else frozenset[Owner]()
     living = [number for number, process in owned.items() if process.owner not in dead]
     return Region(
-        devices=_devices(data, layout, living),
+        devices=_devices(data, layout, living, uuids),
         processes=tuple(owned[number] for number in living),
         ended=tuple(process for process in owned.values() if process.owner in dead),
         reclaimed=reclaimed,
@@ -289,12 +294,17 @@ def _process(slot: tuple[int, ...]) -> ProcessUse:
     )
 
 
-def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceUse]:
+def _devices(
+    data: bytes, layout: Layout, owned: list[int], uuids: Collection[str] | None
+) -> dict[str, DeviceUse]:
     devices: dict[str, DeviceUse] = {}
     for device in range(layout.device_count):
         over_since_ns, starved_ns, name = _DEVICE.unpack_from(
             data, layout.devices_at + device * _DEVICE.size
         )
+        uuid = name.partition(b"\0")[0].decode("ascii", errors="replace")
+        if uuid in devices or (uuids is not None and uuid not in uuids):
+            continue
         used = leases = context = module = 0
         for slot in owned:
             line = device * layout.slot_count + slot
@@ -304,16 +314,12 @@ def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceU
             leases += leased
             context += share[2]
             module += share[3]
-        uuid = name.partition(b"\0")[0].decode("ascii", errors="replace")
-        devices.setdefault(
-            uuid,
-            DeviceUse(
-                used_bytes=used,
-                leased_bytes=leases,
-                context_bytes=context,
-                module_bytes=module,
-                over_since_ns=over_since_ns,
-                starved_ns=starved_ns,
-            ),
+        devices[uuid] = DeviceUse(
+            used_bytes=used,
+            leased_bytes=leases,
+            context_bytes=context,
+            module_bytes=module,
+            over_since_ns=over_since_ns,
+            starved_ns=starved_ns,
         )
     return devices

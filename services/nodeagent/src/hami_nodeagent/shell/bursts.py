@@ -212,6 +212,9 @@ class BurstKeeper:
         if walks:
             self._walked_s = now_s
         paths = {one.owner: region_of(self._site.settings, one) for one in holders}
+        uuids: dict[ContainerKey, set[str]] = {}
+        for one in holders:
+            uuids.setdefault(one.owner, set()).add(one.uuid)
         self._dead = {key: dead for key, dead in self._dead.items() if key in paths}
 
         def region(key: ContainerKey) -> Region | None:
@@ -227,7 +230,7 @@ class BurstKeeper:
                 self._dead[key] = frozenset(one for one in dead if one.start_ticks)
                 return dead
 
-            found = read_region(paths[key], dead_of)
+            found = read_region(paths[key], dead_of, uuids[key])
             return found if isinstance(found, Region) else None
 
         read, failed = sift(paths, region)

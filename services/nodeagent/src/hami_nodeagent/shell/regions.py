@@ -48,9 +48,14 @@ def region_of(settings: Settings, holder: Holder) -> Path:
     return region_path(Path(settings.pods_dir), holder.pod_uid, holder.volume)
 
 
-def read_region(path: Path, find_dead: FindDead | None = None) -> Region | Refused:
-    """Return the region at ``path``; never raises. Without ``find_dead`` no owner is dead."""
-    return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0), find_dead))
+def read_region(
+    path: Path, find_dead: FindDead | None = None, uuids: Collection[str] | None = None
+) -> Region | Refused:
+    """Return the region at ``path``; never raises. Without ``find_dead`` no owner is dead.
+
+    ``uuids``: the devices to read; ``None``: all.
+    """
+    return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0), find_dead, uuids))
 
 
 def read_slots(path: Path) -> bytes | Refused:
