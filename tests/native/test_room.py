@@ -401,6 +401,7 @@ def test_refusal_names_request_bound_and_limit_once(
     drive = start_drive(box).begin()
     assert drive.code("alloc 3500M") == OUT_OF_MEMORY, "by the limit: not logged"
     page.grant(node.uuids[0], 2000 * MIB)
+    assert drive.code("alloc 3000M") == OUT_OF_MEMORY, "with the context more than the limit"
     for way in ("alloc", "async", "alloc"):
         assert drive.code(f"{way} 2500M") == OUT_OF_MEMORY
     assert _said(drive) == (

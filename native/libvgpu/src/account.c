@@ -481,18 +481,20 @@ void account_say_refused(int device, uint64_t bytes)
 {
     if (!account_may_burst(device)) return;
     uint64_t now_ns = platform_now_ns();
+    uint64_t used = account_used(device);
     fork_lock();
     uint64_t requested = limits.memory_bytes[device];
     uint64_t bound = bound_now((uint32_t)device);
     uint64_t limit = limits.memory_limit_bytes[device];
-    bool is_due = bound < limit && now_ns >= refused_after_ns;
+    bool fits = bytes <= limit && used <= limit - bytes;
+    bool is_due = bound < limit && fits && now_ns >= refused_after_ns;
     if (is_due) refused_after_ns = now_ns + REFUSED_PERIOD_NS;
     fork_unlock();
     if (is_due)
         platform_say(PLATFORM_ERROR,
                      "device %s: %llu bytes refused, %llu MiB in use; "
                      "request %llu MiB, present bound %llu MiB, limit %llu MiB",
-                     account_uuid(device), (unsigned long long)bytes, (unsigned long long)(account_used(device) / MIB),
+                     account_uuid(device), (unsigned long long)bytes, (unsigned long long)(used / MIB),
                      (unsigned long long)(requested / MIB), (unsigned long long)(bound / MIB),
                      (unsigned long long)(limit / MIB));
 }
