@@ -99,8 +99,21 @@ def test_booked_memory_includes_reservations_without_a_container_and_whole_share
     pod, gone = Given("a", ("main", "app", {"nvidia.com/gpu": 2})), Given("b")
     held = replace(gone.record, pod_uid="hold", held_for="preemption")
     released = replace(gone.entry, record=replace(gone.record, op="release"))
-    entries = [pod.entry, replace(gone.entry, record=held), released]
-    assert booked_mib(entries) == {"nvidia-0": 20, "nvidia-1": 10}
+    entries = {pod.uid: pod.entry, "hold": replace(gone.entry, record=held), gone.uid: released}
+    assert booked_mib(entries, PodBook()) == {"nvidia-0": 20, "nvidia-1": 10}
+
+
+def test_pods_whose_records_are_missing_count_by_their_annotations() -> None:
+    pod, book = Given("a"), PodBook()
+    book.put(pod.facts, revision=1, now_s=0)
+    assert booked_mib({}, book) == {"nvidia-0": 10}
+    assert booked_mib({pod.uid: pod.entry}, book) == {"nvidia-0": 10}
+    released = replace(pod.entry, record=replace(pod.record, op="release"))
+    assert booked_mib({pod.uid: released}, book) == {}
+    older = replace(released, record=replace(released.record, allocation_id="older"), sequence=0)
+    assert booked_mib({pod.uid: older}, book) == {"nvidia-0": 10}
+    book.put(replace(pod.facts, finished=True), revision=2, now_s=0)
+    assert booked_mib({}, book) == {}
 
 
 @pytest.mark.parametrize(

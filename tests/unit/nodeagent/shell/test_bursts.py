@@ -241,6 +241,7 @@ async def test_ledger_that_is_replaced_during_a_read_changes_no_bound(
         await until(begun.is_set)
         picture.ledger_known = False
         del picture.entries_by_uid[other.uid]  # its record follows
+        picture.pods.end(other.uid, now_s=0)  # without an annotation that counts
         picture.note_change()
         go.set()
     assert (node.bound_mib(pod), node.bursts()) == (400, {pod.uid: 256})

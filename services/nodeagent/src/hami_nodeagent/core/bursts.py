@@ -23,8 +23,9 @@ from msgspec import Struct
 
 from hami_common.model.device import RECALL, Burst, Device
 from hami_common.model.placement import booked_by_device
-from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.claims import Entry, is_before
 from hami_nodeagent.core.holders import LIMITED_VENDORS, Holder
+from hami_nodeagent.core.podbook import PodBook
 
 SETTLE_S = 0.5
 """Time after which every process of a container has read a lowered bound: twice the period of the
@@ -96,13 +97,25 @@ def left_mib(device: Device, booked_mib: int, foreign_mib: int) -> int:
     return max(0, min(offered_mib, device.memory_mib - foreign_mib) - booked_mib)
 
 
-def booked_mib(entries: Iterable[Entry]) -> dict[str, int]:
-    """Return the booked memory by device, with reservations that have no container yet."""
+def booked_mib(entries_by_uid: Mapping[str, Entry], pods: PodBook) -> dict[str, int]:
+    """Return the booked memory by device, with reservations that have no container yet.
+
+    Records of pods that were bound while the bus was unavailable may arrive late: until then the
+    pods' signed annotations count.
+    """
+    shares_by_uid = {
+        uid: entry.record.containers
+        for uid, entry in entries_by_uid.items()
+        if entry.record.op != "release"
+    }
+    for pod in pods:
+        if pod.signed is not None and pods.is_alive(pod.uid):
+            entry = entries_by_uid.get(pod.uid)
+            if entry is None or is_before(entry, pod.signed):
+                shares_by_uid[pod.uid] = pod.signed.placement.containers
     found: dict[str, int] = {}
-    for entry in entries:
-        if entry.record.op == "release":
-            continue
-        for uuid, booked in booked_by_device(entry.record.containers).items():
+    for containers in shares_by_uid.values():
+        for uuid, booked in booked_by_device(containers).items():
             found[uuid] = found.get(uuid, 0) + booked.memory_mib
     return found
 

@@ -580,6 +580,12 @@ def _not_placed(pod: PodFacts) -> str:
     )
 
 
+def is_before(entry: Entry, signed: SignedPlacement) -> bool:
+    """Return whether the record is of an allocation before that of the pod's annotation."""
+    is_other = entry.record.allocation_id != signed.allocation_id
+    return is_other and entry.sequence < signed.ledger_seq
+
+
 def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
     """Return the live ledger record that the pod's annotation proves."""
     signed = pod.signed
@@ -591,9 +597,7 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
             )
         return Refuse(code=Code.NO_ALLOCATION, text=f"pod {pod.title} {_not_placed(pod)}")
     entry = view.entries_by_uid.get(pod.uid)
-    if entry is None or (
-        entry.record.allocation_id != signed.allocation_id and entry.sequence < signed.ledger_seq
-    ):
+    if entry is None or is_before(entry, signed):
         if view.bus_connected:
             return Wait(
                 code=Code.LEDGER_UNKNOWN,

@@ -200,7 +200,7 @@ class BurstKeeper:
                 self._pods[one.owner, one.uuid][one.pod_uid] = ObjectRef(
                     kind="Pod", namespace=one.namespace, name=one.pod, uid=one.pod_uid
                 )
-        self._booked_mib = booked_mib(self._picture.entries_by_uid.values())
+        self._booked_mib = booked_mib(self._picture.entries_by_uid, self._picture.pods)
         self._used = {key: used for key, used in self._used.items() if key in self._holders}
 
     def _read(
