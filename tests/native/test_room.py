@@ -327,6 +327,15 @@ def test_raise_is_reverted_when_the_bound_falls_meanwhile(container: Container) 
     assert (done.stdout, done.stderr) == ("reverted\n", "")
 
 
+def test_process_without_the_watching_thread_has_its_request(container: Container) -> None:
+    parts = [part for part in PARTS if part not in {"room", "watch"}]
+    program = build("unit/unwatched_bound", RELATIVE, parts)
+    done = subprocess.run(
+        [program], cwd=container.root, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "requested\n", done.stderr
+
+
 def test_limits_that_change_bound_the_grant(
     container: Container, probe: Probe, new_page: MakePage
 ) -> None:

@@ -211,12 +211,13 @@ static void join(void)
 }
 
 /* Under the lock, as all that follows until the next heading. The page is the same for all processes of the container, so
-   they have one bound. Not in a private region: each process would have the bound, and the agent would not see its use. */
+   they have one bound. Not in a private region: each process would have the bound, and the agent would not see its use.
+   Not without the watching thread: nothing would revoke the slack when the bound falls. */
 static uint64_t bound_now(uint32_t device)
 {
     uint64_t least = limits.memory_bytes[device];
     uint64_t most = limits.memory_limit_bytes[device];
-    if (least == most || slot == REGION_NO_SLOT || !READ(region)->shared) return least;
+    if (least == most || slot == REGION_NO_SLOT || !READ(region)->shared || !READ(fork_words->watching)) return least;
     uint64_t granted = room_bytes(limits.uuid[device], platform_now_ns());
     return granted < least ? least : granted > most ? most : granted;
 }
