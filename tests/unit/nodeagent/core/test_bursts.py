@@ -174,6 +174,16 @@ def test_rise_is_reported_at_once_and_a_fall_later() -> None:
     assert reported(book, 1.0 + 2 * FALL_S, a=1000) == {}
 
 
+def test_grown_request_covers_what_was_reported() -> None:
+    book = BurstBook()
+    for now_s, request_mib, burst in ((0.0, 1000, 1500), (0.1, 2000, 1000), (0.2, 3000, 0)):
+        wants: dict[ShareKey, Want] = {(A, GPU): want(request_mib, 3000, used_mib=2500)}
+        found = book.look(wants, {(A, GPU): max(2500, request_mib)}, now_s)
+        assert found.get(GPU, ()) == (
+            ((Burst(pod_uid="uid-a", memory_mib=burst),)) if burst else ()
+        )
+
+
 def test_memory_that_is_only_leased_is_not_reported() -> None:
     wants = {(A, GPU): want(1000, 3000, used_mib=1000, leased_mib=1064)}
     assert BurstBook().look(wants, dict.fromkeys(wants, 3000), 0.0) == {}

@@ -220,18 +220,21 @@ class BurstBook:
     ) -> dict[str, tuple[Burst, ...]]:
         """Return what to report after a sample: by device, ordered by uid.
 
-        A higher amount counts at once, a lower one after ``FALL_S``. Use beyond the limit is a
-        breach and no burst. An amount is rounded up to the bounds at most, so that a device is
-        short of memory only if the use itself exceeds what is left.
+        A higher amount counts at once, a lower one after ``FALL_S``, or at once if a grown request
+        covers it. Use beyond the limit is a breach and no burst. An amount is rounded up to the
+        bounds at most, so that a device is short of memory only if the use itself exceeds what is
+        left.
         """
         used_mib: dict[tuple[str, str], int] = {}
         granted_mib: dict[tuple[str, str], int] = {}
+        allowed_mib: dict[tuple[str, str], int] = {}
         for key, want in wants.items():
             pod = (key[1], key[0][0])
             burst_mib = min(want.used_above_mib, want.most_mib)
             bound_mib = max(burst_mib, bounds[key] - want.request_mib)
             used_mib[pod] = used_mib.get(pod, 0) + burst_mib
             granted_mib[pod] = granted_mib.get(pod, 0) + bound_mib
+            allowed_mib[pod] = allowed_mib.get(pod, 0) + want.most_mib
         self._samples = {key: one for key, one in self._samples.items() if key in used_mib}
         found: dict[str, list[Burst]] = {}
         for (uuid, uid), mib in sorted(used_mib.items()):
@@ -240,7 +243,7 @@ class BurstBook:
                 samples.popleft()
             stepped_mib = -(-mib // STEP_MIB) * STEP_MIB
             samples.append((now_s, min(stepped_mib, granted_mib[uuid, uid])))
-            most_mib = max(amount for _, amount in samples)
+            most_mib = min(allowed_mib[uuid, uid], max(amount for _, amount in samples))
             if most_mib:
                 found.setdefault(uuid, []).append(Burst(pod_uid=uid, memory_mib=most_mib))
         return {uuid: tuple(bursts) for uuid, bursts in found.items()}
