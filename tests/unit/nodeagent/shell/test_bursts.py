@@ -276,6 +276,22 @@ async def test_page_is_kept_over_a_restart_and_ends_with_the_limit(tmp_path: Pat
     assert not node.page(rival).exists()
 
 
+async def test_share_that_grows_beyond_its_limit_keeps_its_bound(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod, used_mib=700)
+    await node.keeper.look()
+    assert (node.bound_mib(pod), node.bursts()) == (800, {pod.uid: 700})
+    node.reserve("a", 900)
+    for _ in range(2):
+        await node.keeper.look()
+        assert node.bound_mib(pod) == 900
+        node.site.picture.note_change()
+    await anyio.sleep(bursts.REPORT_S)
+    await node.keeper.look()
+    assert node.bursts() == {}
+
+
 async def test_devices_without_bursts_leave_the_request(tmp_path: Path) -> None:
     node = Node(tmp_path)
     pod = node.reserve("a", 100, 800)

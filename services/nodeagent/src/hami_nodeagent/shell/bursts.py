@@ -193,7 +193,14 @@ class BurstKeeper:
             self._picture.grants,
             self._picture.view.devices_by_uuid,
         )
-        self._holders = wanting(every)
+        # A share that grew to its limit has none: its page covers it until its limits file follows.
+        grown = {
+            (one.owner, one.uuid): one
+            for one in every
+            for known in [self._holders.get((one.owner, one.uuid))]
+            if known is not None and one.limit_mib >= known.most_mib
+        }
+        self._holders = grown | wanting(every)
         self._pods = {key: {} for key in self._holders}
         for one in every:
             if (one.owner, one.uuid) in self._pods:
@@ -250,7 +257,7 @@ class BurstKeeper:
         wants = {
             key: Want(
                 request_mib=one.limit_mib,
-                limit_mib=one.memory_limit_mib,
+                limit_mib=one.most_mib,
                 used_mib=max(-(-used.used_bytes // MIB_BYTES), seen_mib.get(key, 0)),
                 leased_mib=-(-used.leased_bytes // MIB_BYTES),
             )
