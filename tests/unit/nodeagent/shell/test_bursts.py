@@ -20,16 +20,18 @@ from hami_common.runtime.tasks import background
 from hami_nodeagent.core.breach import BreachRules
 from hami_nodeagent.core.bursts import SETTLE_S
 from hami_nodeagent.core.holders import holders_of
+from hami_nodeagent.core.living import View
 from hami_nodeagent.core.podfacts import ClaimUse
 from hami_nodeagent.core.usage import Row
 from hami_nodeagent.settings import DraSettings, PrioritySettings, UsageSettings
 from hami_nodeagent.shell import bursts, page
 from hami_nodeagent.shell.bursts import BoundPage, BurstKeeper
 from hami_nodeagent.shell.doorbell import Doorbells
+from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.regions import read_region, region_path
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
-from tests.support.regions import own_region
+from tests.support.regions import Built, Process, Used, own_region
 from tests.unit.nodeagent.core.builders import Given, device
 from tests.unit.nodeagent.shell.support import know, make_site, until
 
@@ -348,6 +350,28 @@ async def test_unreadable_region_counts_as_before(tmp_path: Path) -> None:
     await node.keeper.look()
     assert node.bound_mib(rival) == 300
     assert node.bursts() == {pod.uid: 700}
+
+
+async def test_owners_of_all_regions_are_searched_by_one_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, walks, walk = Node(tmp_path), [], Living._walk  # noqa: SLF001 - counted
+
+    def counted(living: Living) -> View:
+        walks.append(living)
+        return walk(living)
+
+    monkeypatch.setattr(Living, "_walk", counted)
+    for name in ("a", "b", "c"):
+        pod = node.reserve(name, 100, 800)
+        node.start(pod)
+        forged = Process(2**22 + ord(name), (Used(300 * MIB),), start=1)
+        path = region_path(node.directory / "pods", pod.uid, "region")
+        path.write_bytes(Built(uuids=(GPU,), processes=(forged,)).data())
+    await node.keeper.look()
+    assert len(walks) == 1
+    await node.keeper.look()
+    assert len(walks) == 1
 
 
 async def test_use_that_only_the_driver_shows_counts_beyond_the_margin(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ from hami_nodeagent.core.bursts import (
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.priorities import ContainerKey
-from hami_nodeagent.core.region import DeviceUse, Region
+from hami_nodeagent.core.region import DeviceUse, Region, owners
 from hami_nodeagent.shell.doorbell import Doorbells
 from hami_nodeagent.shell.eventqueue import EventQueue
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.page import LEASE_AT, LONG, DevicePage
-from hami_nodeagent.shell.regions import read_region, region_of
+from hami_nodeagent.shell.regions import read_region, read_slots, region_of
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
 
@@ -216,23 +216,21 @@ class BurstKeeper:
         """Return the readable regions of these shares, and the errors of reads that raised."""
         now_s = self._site.clock.monotonic_s()
         walks = self._walked_s is None or now_s - self._walked_s >= WALK_S
-        if walks:
-            self._walked_s = now_s
         paths = {one.owner: region_of(self._site.settings, one) for one in holders}
         uuids: dict[ContainerKey, set[str]] = {}
         for one in holders:
             uuids.setdefault(one.owner, set()).add(one.uuid)
         self._dead = {key: dead for key, dead in self._dead.items() if key in paths}
+        gone: frozenset[Owner] = frozenset()
+        if walks:
+            self._walked_s = now_s
+            gone = self._gone(paths)
 
         def region(key: ContainerKey) -> Region | None:
-            def dead_of(owners: Collection[Owner]) -> Collection[Owner]:
-                known = frozenset(owners)
-                dead = self._dead.get(key, frozenset()) & known
-                dead |= frozenset(
-                    self._living.dead_of(known - dead)
-                    if walks
-                    else self._living.ended_of(known - dead)
-                )
+            def dead_of(asked: Collection[Owner]) -> Collection[Owner]:
+                known = frozenset(asked)
+                dead = (self._dead.get(key, frozenset()) | gone) & known
+                dead |= self._living.ended_of(known - dead)
                 # One whose start is not known may have a successor of the same number.
                 self._dead[key] = frozenset(one for one in dead if one.start_ticks)
                 return dead
@@ -247,6 +245,15 @@ class BurstKeeper:
                 [one.owner for found in regions.values() for one in found.processes]
             )
         return regions, failed
+
+    def _gone(self, paths: Mapping[ContainerKey, Path]) -> frozenset[Owner]:
+        """Return the owners of slots that ended, by one walk for all: tenants write the owners."""
+        found: set[Owner] = set()
+        for key, path in paths.items():
+            slots = read_slots(path)
+            if isinstance(slots, bytes):
+                found |= owners(slots) - self._dead.get(key, frozenset())
+        return frozenset(self._living.dead_of(found))
 
     def _grant(self) -> None:
         """Divide what the devices have left, write the pages, and report."""
