@@ -145,12 +145,30 @@ def holders(share: Share, *, origin: str = "", **facts: Any) -> tuple[Holder, ..
 
 def test_only_limited_shares_with_a_limit_above_the_request_are_granted_more() -> None:
     share = Share(vendor="nvidia", uuid=GPU, memory_mib=100, memory_limit_mib=500)
-    (holder,) = wanting(holders(share)).values()
+    (holder,) = wanting(holders(share), PodBook()).values()
     assert (holder.limit_mib, holder.memory_limit_mib, holder.most_mib) == (100, 500, 500)
-    assert not wanting(holders(share, origin="hami"))
-    assert not wanting(holders(share, region_volumes={}))
-    assert not wanting(holders(replace(share, memory_limit_mib=0)))
-    assert not wanting(holders(replace(share, profile="1g.10gb")))
+    assert not wanting(holders(share, origin="hami"), PodBook())
+    assert not wanting(holders(share, region_volumes={}), PodBook())
+    assert not wanting(holders(replace(share, memory_limit_mib=0)), PodBook())
+    assert not wanting(holders(replace(share, profile="1g.10gb")), PodBook())
+
+
+def test_init_containers_have_no_part_once_the_application_has_started() -> None:
+    share = Share(vendor="nvidia", uuid=GPU, memory_mib=100, memory_limit_mib=500)
+    asked = {"nvidia.com/gpu": 1}
+    volumes = {"setup": "one", "main": "two"}
+    pod = Given("a", ("setup", "init", asked), ("main", "app", asked), region_volumes=volumes)
+    shares = tuple(replace(one, shares=(share,)) for one in pod.record.containers)
+    entries = {pod.uid: replace(pod.entry, record=replace(pod.record, containers=shares))}
+    book, grants = PodBook(), GrantBook([pod.grant("setup", "x"), pod.grant("main", "y")])
+
+    def names(*started: str) -> set[str]:
+        book.put(replace(pod.facts, started=frozenset(started)), revision=0, now_s=0)
+        every = holders_of(entries, book, grants, {GPU: device(0)})
+        return {owner[1] for owner, _ in wanting(every, book)}
+
+    assert names() == names("setup") == {"setup", "main"}
+    assert names("setup", "main") == {"main"}
 
 
 def reported(book: BurstBook, now_s: float, **used_mib: int) -> dict[str, int]:

@@ -120,10 +120,11 @@ def booked_mib(entries_by_uid: Mapping[str, Entry], pods: PodBook) -> dict[str, 
     return found
 
 
-def wanting(holders: Iterable[Holder]) -> dict[ShareKey, Holder]:
+def wanting(holders: Iterable[Holder], pods: PodBook) -> dict[ShareKey, Holder]:
     """Return the shares with a memory limit above the request; one per owner and device.
 
-    Containers that use one request of a claim have one share together.
+    Containers that use one request of a claim have one share together. An init container has ended
+    once an application container has started: others get its part.
     """
     return {
         (one.owner, one.uuid): one
@@ -132,7 +133,15 @@ def wanting(holders: Iterable[Holder]) -> dict[ShareKey, Holder]:
         and one.needs_grant
         and one.has_region
         and not one.is_whole
+        and not _has_ended(one, pods)
     }
+
+
+def _has_ended(holder: Holder, pods: PodBook) -> bool:
+    pod = pods.find(holder.pod_uid)
+    if pod is None or pod.kind_by_container.get(holder.container) != "init":
+        return False
+    return any(pod.kind_by_container.get(name) == "app" for name in pod.started)
 
 
 def bounds_of(left_mib: int, wants: Sequence[Want]) -> tuple[int, ...]:

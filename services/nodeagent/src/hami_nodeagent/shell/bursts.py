@@ -200,7 +200,7 @@ class BurstKeeper:
             for known in [self._holders.get((one.owner, one.uuid))]
             if known is not None and one.limit_mib >= known.most_mib
         }
-        self._holders = grown | wanting(every)
+        self._holders = grown | wanting(every, self._picture.pods)
         self._pods = {key: {} for key in self._holders}
         for one in every:
             if (one.owner, one.uuid) in self._pods:
