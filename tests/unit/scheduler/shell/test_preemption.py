@@ -456,6 +456,17 @@ async def test_burst_that_returns_too_little_ends_no_pod() -> None:
         assert s.value("hami_scheduler_preemptions_total", outcome="none") == 1
 
 
+async def test_pod_that_needs_the_request_of_a_burst_evicts_it_by_priority_only() -> None:
+    world = await world_with((pod("calm", 5), "n1"), (pod("eager", 5), "n2"))
+    await bursting(world, "n2", eager=2000)
+    async with world.scheduler() as s:
+        await ask(world, s, pod("waits", 5))  # eager could not start again, and would evict it
+        assert world.kube.evictions == []
+        assert s.value("hami_scheduler_preemptions_total", outcome="none") == 1
+        await ask(world, s, pod("urgent", 6))
+        assert world.kube.evictions == ["calm"]
+
+
 async def test_bursts_are_within_budgets_and_not_for_spot_pods() -> None:
     eager = pod("eager", 9, mem_mib=3000, labels={"app": "db"})
     world = await world_with((pod("calm", 9), "n1"), (eager, "n2"))

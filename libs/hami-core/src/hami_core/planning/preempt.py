@@ -5,8 +5,9 @@ A pod may be evicted for another one if it is ours and bound, has a lower priori
 borrows what the other's queue is guaranteed, has run for its minimum runtime and is covered by at
 most one PodDisruptionBudget (the eviction API refuses others). No queue falls below its guarantee
 for a pod of another queue. Pods of class spot are evicted for any pod of another class, before all
-others. So are pods that use more memory than they request, whatever their priority and class, since
-a burst may be ended at any time (ADR 52).
+others. Pods that use more memory than they request are evicted whatever their priority and class,
+since a burst may be ended at any time (ADR 52); a pod that may be evicted for no other reason
+offers its burst only. Else pods of equal priority would evict each other for their shares in turn.
 A member of a gang is evicted only with all members of the gang. A pod that is already terminating
 costs nothing: the plan waits for its capacity. Times are Unix seconds, durations seconds.
 """
@@ -19,7 +20,7 @@ from hami_common.skus.expansion import SPOT
 from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.planning.victims import NOTHING, Cost, Leaving, Pod, Unit, least_of
+from hami_core.planning.victims import NOTHING, Cost, Leaving, Pod, Shares, Unit, least_of
 from hami_core.quota.accounts import Uses
 
 BurstOf = Callable[[PodFacts], int]
@@ -52,11 +53,25 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     def uses(self, pod: PodFacts, *, priority: int) -> Uses | None:
         """Return what evicting the pod for one of ``priority`` uses; ``None``: it must stay."""
-        if not self.is_spot and (pod.service_class == SPOT or self.burst_mib(pod)):
+        uses = self._uses_of_share(pod, priority)
+        return () if uses is None and self._may_end_burst(pod) else uses
+
+    def keeps_share(self, pod: PodFacts, *, priority: int) -> bool:
+        """Return whether the pod may be evicted for its burst alone.
+
+        Its share is not offered then, so that it can start again beside the other pod.
+        """
+        return self._uses_of_share(pod, priority) is None and self._may_end_burst(pod)
+
+    def _uses_of_share(self, pod: PodFacts, priority: int) -> Uses | None:
+        if not self.is_spot and pod.service_class == SPOT:
             return ()
         if self.uses_of is not None:
             return self.uses_of(pod, priority)
         return () if pod.priority < priority else None
+
+    def _may_end_burst(self, pod: PodFacts) -> bool:
+        return not self.is_spot and self.burst_mib(pod) > 0
 
     def burst_mib(self, pod: PodFacts) -> int:
         """Return the memory that the pod uses beyond its request."""
@@ -125,16 +140,12 @@ def site(
         elif pod.group:
             gangs.setdefault(pod.group, []).append(holding)
         elif is_evictable(pod, priority=priority, rules=rules):
-            units.append(
-                Unit(pods=(_pod(pod, priority, rules),), here=(holding.record.containers,))
-            )
+            units.append(_unit([pod], [holding], priority, rules))
     for group, holdings in gangs.items():
         members = [pod for pod in members_of(group) if pod.node and not pod.is_finished]
         staying = [pod for pod in members if not pod.is_deleting]
         if staying and all(is_evictable(pod, priority=priority, rules=rules) for pod in staying):
-            ordered = sorted(staying, key=lambda pod: pod.uid)
-            pods = tuple(_pod(pod, priority, rules) for pod in ordered)
-            units.append(Unit(pods=pods, here=tuple(h.record.containers for h in holdings)))
+            units.append(_unit(staying, holdings, priority, rules))
     return Site(units=tuple(units), leaving=tuple(leaving))
 
 
@@ -155,6 +166,24 @@ def is_protected(pod: PodFacts, rules: Rules) -> bool:
     claimed_s = min(pod.min_runtime_s, rules.min_runtime_most_s)
     protected_s = max(rules.min_runtime_s, claimed_s)
     return bool(protected_s) and not 0 < pod.start_s <= rules.now_s - protected_s
+
+
+def _unit(
+    pods: Iterable[PodFacts], holdings: Iterable[Holding], priority: int, rules: Rules
+) -> Unit:
+    """Return pods that leave together; ``holdings``: their shares on the node."""
+    ordered = sorted(pods, key=lambda pod: pod.uid)
+    keeping = {pod.uid for pod in ordered if rules.keeps_share(pod, priority=priority)}
+    here: list[Shares] = []
+    kept: list[Shares] = []
+    for holding in holdings:
+        record = holding.record
+        (kept if record.pod_uid in keeping else here).append(record.containers)
+    return Unit(
+        pods=tuple(_pod(pod, priority, rules) for pod in ordered),
+        here=tuple(here),
+        kept=tuple(kept),
+    )
 
 
 def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:

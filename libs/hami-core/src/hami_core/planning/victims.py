@@ -63,7 +63,9 @@ class Unit(Struct, frozen=True, kw_only=True):
 
     pods: tuple[Pod, ...]
     here: tuple[Shares, ...]
-    """Shares on the node of each pod of the unit that runs there."""
+    """Shares on the node that the end of the unit offers, by pod."""
+    kept: tuple[Shares, ...] = ()
+    """Shares on the node that stay booked, by pod: such a pod offers its burst only."""
 
     @property
     def name(self) -> str:
@@ -211,7 +213,7 @@ def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, li
 def without(
     table: DeviceTable, node: str, units: Iterable[Unit], leaving: Iterable[Leaving] = ()
 ) -> Iterator[None]:
-    """Offer all that these pods have on the node, in the table until the context ends."""
+    """Offer what these pods have on the node, in the table until the context ends."""
     units, leaving = tuple(units), tuple(leaving)
     shares = [*(one.shares for one in leaving), *(some for unit in units for some in unit.here)]
     uids = {*(one.uid for one in leaving), *(pod.uid for unit in units for pod in unit.pods)}
@@ -287,7 +289,7 @@ class _Trial:
         """Return whether the unit has a share of a device that the pod could use."""
         return any(
             share.uuid in self._uuids
-            for shares in unit.here
+            for shares in (*unit.here, *unit.kept)
             for container in shares
             for share in container.shares
         )
