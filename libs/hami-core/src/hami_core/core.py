@@ -141,7 +141,7 @@ _ANSWERS: Final[Mapping[type[Input[Any]], Callable[[Core, Any], object]]] = Mapp
             it.node,
             allocation_id=it.allocation_id,
             now_s=it.now_s,
-            hold=Hold(held_for=it.held_for, lease_s=it.lease_s, awaits=it.awaits),
+            hold=Hold(held_for=it.held_for, lease_s=it.lease_s, awaits=it.awaits, keeps=it.keeps),
             fenced=it.fenced,
         ),
         stimuli.TakePlanned: lambda core, it: core.ledger.plan_take(

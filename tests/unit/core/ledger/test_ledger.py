@@ -20,7 +20,7 @@ from hami_common.model.placement import ContainerShares, Placement
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
 from hami_core.ledger.holding import Holding
-from hami_core.ledger.ledger import KEYS_PER_NODE, SHARE_LOST, STORY_LINES, Ledger
+from hami_core.ledger.ledger import KEYS_PER_NODE, SHARE_LOST, STORY_LINES, Hold, Ledger
 from hami_core.ledger.stimuli import (
     Accepted,
     Append,
@@ -40,7 +40,7 @@ from hami_core.ledger.stimuli import (
 )
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
-from tests.support.builders import ask, devices, held, pod, share
+from tests.support.builders import ask, device, devices, held, node_devices, pod, share
 
 NODE = "node-1.example"
 HALF = (held(share(f"{NODE}-nvidia-0", 20_000, 50)),)
@@ -471,6 +471,25 @@ def test_bound_is_written_once(ledger: Ledger) -> None:
     failed = ledger.plan_state(only(ledger), "failed", now_s=9.0, code="x", reason="y")
     assert failed is not None
     assert failed.expect.sequence == 7
+
+
+@pytest.mark.parametrize(("keeps", "uuid"), [((), "x"), (("eager",), "y")])
+def test_hold_leaves_the_shares_of_pods_that_end_for_their_bursts(
+    keeps: tuple[str, ...], uuid: str
+) -> None:
+    table = DeviceTable()
+    bursting = device("y", index=1, memory_mib=20_000, bursts={"eager": 5_000})
+    table.upsert_node(node_devices(NODE, [device("x", memory_mib=20_000), bursting]))
+    ledger = Ledger(table, writer="me")
+    see(ledger, 1, record((held(share("x", 18_000), share("y", 3_000)),), uid="eager"))
+    see(ledger, 2, record((held(share("y", 6_500)),), allocation_id="a2", uid="calm"))
+    hold = Hold(held_for="preemption", lease_s=60.0, awaits=("eager",), keeps=keeps)
+    request = pod(ask(mib=6_000), uid="me")
+    plan = ledger.plan_hold(request, NODE, allocation_id="h", now_s=0.0, hold=hold)
+    assert isinstance(plan, Append)
+    assert [one.uuid for one in plan.record.containers[0].shares] == [uuid]
+    assert plan.record.awaits == ("eager",)
+    table.check()
 
 
 def test_resize_takes_free_capacity_and_keeps_the_id(ledger: Ledger) -> None:

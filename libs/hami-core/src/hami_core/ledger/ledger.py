@@ -161,6 +161,8 @@ class Hold(Struct, frozen=True, kw_only=True):
     lease_s: float
     awaits: tuple[str, ...] = ()
     """UIDs of pods on the node whose end frees this share."""
+    keeps: tuple[str, ...] = ()
+    """UIDs of those whose end frees it by their bursts: their own shares are not taken."""
 
 
 class _Held:
@@ -598,14 +600,17 @@ class Ledger:
             )
         awaited = [self.holding(node, uid) for uid in hold.awaits]
         leaving = [other for other in awaited if other is not None]
+        freed = [other for other in leaving if other.record.pod_uid not in hold.keeps]
         for other in leaving:
             self.table.lower_bursts(node, other.record.pod_uid)
+        for other in freed:
             self.table.unbook(node, other.record.containers)
         try:
             chosen = pick(self.table, request, node)
         finally:
-            for other in leaving:
+            for other in freed:
                 self.table.book(node, other.record.containers)
+            for other in leaving:
                 self.table.restore_bursts(node, other.record.pod_uid)
         if isinstance(chosen, NodeRefusal):
             return chosen

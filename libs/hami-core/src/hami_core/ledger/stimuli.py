@@ -305,6 +305,7 @@ class HoldPlanned(Input[BindPlan], frozen=True, kw_only=True, omit_defaults=True
     held_for: str
     lease_s: float
     awaits: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
     fenced: str = ""
 
 

@@ -172,18 +172,14 @@ def _unit(
     pods: Iterable[PodFacts], holdings: Iterable[Holding], priority: int, rules: Rules
 ) -> Unit:
     """Return pods that leave together; ``holdings``: their shares on the node."""
-    ordered = sorted(pods, key=lambda pod: pod.uid)
-    keeping = {pod.uid for pod in ordered if rules.keeps_share(pod, priority=priority)}
+    ordered = tuple(_pod(pod, priority, rules) for pod in sorted(pods, key=lambda pod: pod.uid))
+    keeping = {pod.uid for pod in ordered if pod.keeps_share}
     here: list[Shares] = []
     kept: list[Shares] = []
     for holding in holdings:
         record = holding.record
         (kept if record.pod_uid in keeping else here).append(record.containers)
-    return Unit(
-        pods=tuple(_pod(pod, priority, rules) for pod in ordered),
-        here=tuple(here),
-        kept=tuple(kept),
-    )
+    return Unit(pods=ordered, here=tuple(here), kept=tuple(kept))
 
 
 def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:
@@ -193,6 +189,7 @@ def _pod(pod: PodFacts, priority: int, rules: Rules) -> Pod:
         start_s=pod.start_s or rules.now_s,
         budgets=rules.budgets.get(pod.uid, ()),
         uses=rules.uses(pod, priority=priority) or (),
+        keeps_share=rules.keeps_share(pod, priority=priority),
     )
 
 

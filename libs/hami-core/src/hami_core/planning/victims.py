@@ -56,6 +56,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     """PodDisruptionBudgets that cover it."""
     uses: tuple[tuple[str, int], ...] = ()
     """Amounts of other bounds that its eviction uses, by name."""
+    keeps_share: bool = False
+    """Its end offers its burst only, so that it can start again beside the other pod."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -65,7 +67,7 @@ class Unit(Struct, frozen=True, kw_only=True):
     here: tuple[Shares, ...]
     """Shares on the node that the end of the unit offers, by pod."""
     kept: tuple[Shares, ...] = ()
-    """Shares on the node that stay booked, by pod: such a pod offers its burst only."""
+    """Shares on the node that stay booked, by pod: those of ``Pod.keeps_share``."""
 
     @property
     def name(self) -> str:

@@ -561,6 +561,7 @@ class Binder:
                     held_for=hold.held_for,
                     lease_s=hold.lease_s,
                     awaits=hold.awaits,
+                    keeps=hold.keeps,
                     fenced=pod.fence,
                 )
             )

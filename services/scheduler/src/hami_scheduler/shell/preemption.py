@@ -462,8 +462,8 @@ class Preemption:
         node, uids = plan.victims.node, plan.victims.uids()
         victims = [known for uid in uids if (known := self._state.pods.get(uid)) is not None]
         # Victims that a budget may protect first, so that no other victim is evicted in vain.
-        budgets = {p.uid: p.budgets for unit in plan.victims.units for p in unit.pods}
-        victims.sort(key=lambda victim: (not budgets[victim.uid], victim.uid))
+        leaves = {p.uid: p for unit in plan.victims.units for p in unit.pods}
+        victims.sort(key=lambda victim: (not leaves[victim.uid].budgets, victim.uid))
         leaving = [holding.record.pod_uid for holding in plan.site.leaving]
         going = [known for uid in leaving if (known := self._state.pods.get(uid)) is not None]
         here = [uid for uid in uids if self._state.ledger.holding(node, uid) is not None]
@@ -471,6 +471,7 @@ class Preemption:
             held_for=HELD_FOR,
             lease_s=self._settings.preempt_hold_s + wanted_grace_s([*victims, *going]),
             awaits=(*here, *leaving),
+            keeps=tuple(uid for uid in here if leaves[uid].keeps_share),
         )
         try:
             holding = await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
