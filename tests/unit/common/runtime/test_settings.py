@@ -124,6 +124,8 @@ def test_variables_that_kubernetes_sets_for_a_service_of_the_same_name_are_ignor
         ((), {}, "[tls]\ncertfile = 'x'\n", "tls.certfile", "did you mean tls.cert_file?"),
         ((), {}, "[[rules]]\nname='x'\nweightt=1\n", "rules[0].weightt", "rules[0].weight"),
         (("--set", "zzz=1"), {}, "", "zzz", "known keys: "),
+        ((), {}, "queues_reload_s = 5.0", "queues_reload_s", "remove it; config_poll_s is in"),
+        ((), {}, "trusted_key_files = 'x'", "trusted_key_files", "did you mean nats_token_file?"),
         (("--set", "grace_s.x=1"), {}, "", "grace_s.x", "set grace_s itself"),
         (
             ("--set", 'rules=[{"nname": "x"}]'),

@@ -34,6 +34,13 @@ S = TypeVar("S", bound=Struct)
 CONFIG = "--config"
 """Flag with the path of the settings file."""
 MASK = "******"
+REPLACED = {
+    "device_config_poll_s": "config_poll_s",
+    "policies_reload_s": "config_poll_s",
+    "queues_reload_s": "config_poll_s",
+    "trusted_key_files": "trusted_keys_dir",
+}
+"""Settings of earlier versions, with the one that is in their place now."""
 _SECRET_WORDS = ("key", "secret", "token", "password", "creds")
 
 
@@ -258,8 +265,14 @@ def _inner(schema: inspect.Type, name: str, *, path: str, origin: str) -> inspec
         raise SettingsInvalid(
             field=full, problem=f"{path} has no keys inside{where}", fix=f"set {path} itself"
         )
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     prefix = f"{path}." if path else ""
+    if not path and REPLACED.get(name) in names:
+        raise SettingsInvalid(
+            field=full,
+            problem=f"is of an earlier version{where}",
+            fix=f"remove it; {REPLACED[name]} is in its place",
+        )
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     fix = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(sorted(names))}"
     raise SettingsInvalid(field=full, problem=f"is not a known key{where}", fix=fix)
 
