@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removal of old records from the copies of a region, without a server."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from hami_common.bus import subjects
+from hami_common.errors import SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.tasks import background
 from hami_registry.core.projection import Projection
+from hami_registry.settings import Settings
 from hami_registry.shell import regions
 from tests.support.memorybus import MemoryBucket, MemoryBus
 
@@ -93,3 +96,14 @@ def test_only_released_allocations_are_forgotten() -> None:
     projection.record_seen("n.a", 2, record("a", op="release", age_s=0.0))
     projection.forget("n.a")
     assert projection.allocations(released=True) == []
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_region_without_its_seed_names_the_setting(tmp_path: Path, name: str) -> None:
+    settings = Settings(region="west", regions_seed_file=str(tmp_path / name) if name else "")
+    nothing = cast("Any", None)
+    with pytest.raises(SettingsInvalid) as caught:
+        regions.copy_region(
+            nothing, settings, clock=SystemClock(), group=nothing, supervisor=nothing
+        )
+    assert caught.value.field.startswith("regions_seed_file")

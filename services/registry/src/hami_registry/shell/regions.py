@@ -27,6 +27,7 @@ from hami_common.runtime.natsio import Bus, BusLimits, NatsBucket, NatsLogin, co
 from hami_common.runtime.natsio.history import Bounds, History
 from hami_common.runtime.openapi import Operation, Parameter
 from hami_common.runtime.places import Places
+from hami_common.runtime.settings import read
 from hami_common.runtime.supervise import Supervisor
 from hami_registry.core import regions as core
 from hami_registry.core.projection import Projection
@@ -418,7 +419,8 @@ def copy_region(
 ) -> None:
     """Keep the copies of this region, from which a hub reads."""
     limits = BusLimits(replicas=settings.bus_replicas)
-    source = grants.source_token(Path(settings.regions_seed_file).read_text(encoding="ascii"))
+    seed = read(Path(settings.regions_seed_file), field="regions_seed_file")
+    source = grants.source_token(seed.decode("ascii", "replace"))
     outbox = regions.outbox(limits, source=source)
     keeping = partial(regions.keep_copies, bus, outbox, timeout_s=settings.start_timeout_s)
     group.start_soon(supervisor.keep, "copies for the hub", keeping)
