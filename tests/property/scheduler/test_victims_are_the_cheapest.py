@@ -40,11 +40,12 @@ def holdings(draw: st.DrawFn, devices: int) -> tuple[ContainerShares, ...]:
 
 @st.composite
 def units(draw: st.DrawFn, devices: int) -> list[Unit]:
-    """Single pods and small gangs, one of whose members may be on another node."""
+    """Single pods and small gangs: a member may be on another node, or offer its burst only."""
     found = []
     for number in range(draw(st.integers(0, 5))):
         here = draw(st.lists(holdings(devices), min_size=1, max_size=2))
         away = draw(st.integers(0, 1))
+        kept = draw(st.sampled_from([0, 0, 1]))
         found.append(
             Unit(
                 pods=tuple(
@@ -57,7 +58,8 @@ def units(draw: st.DrawFn, devices: int) -> list[Unit]:
                     )
                     for member in range(len(here) + away)
                 ),
-                here=tuple(here),
+                here=tuple(here[kept:]),
+                kept=tuple(here[:kept]),
             )
         )
     return found
@@ -103,6 +105,13 @@ def table_with(
     return table
 
 
+def booked_without(offered: list[Unit], gone: Iterable[Unit]) -> list[tuple[ContainerShares, ...]]:
+    """Return the shares that stay booked without some of the units."""
+    gone = list(gone)
+    left = [shares for unit in offered if unit not in gone for shares in unit.here]
+    return [*left, *(shares for unit in offered for shares in unit.kept)]
+
+
 def gone_with(units: Iterable[Unit], leaving: list[Leaving]) -> set[str]:
     """Return the pods that are gone without these units."""
     return {*(pod.uid for unit in units for pod in unit.pods), *(one.uid for one in leaving)}
@@ -121,8 +130,7 @@ def cheapest(
     costs = []
     for size in range(len(offered) + 1):
         for some in combinations(offered, size):
-            rest = [unit for unit in offered if unit not in some]
-            booked = [*staying, *(shares for unit in rest for shares in unit.here)]
+            booked = [*staying, *booked_without(offered, some)]
             left = table_with(devices, booked, bursts, gone_with(some, leaving))
             if not isinstance(pick(left, request, NODE), NodeRefusal):
                 costs.append(cost_of(some, allowed))
@@ -144,7 +152,7 @@ def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
     booked = [
         *(one.shares for one in leaving),
         *staying,
-        *(shares for unit in offered for shares in unit.here),
+        *booked_without(offered, ()),
     ]
     uids = ["other", *sorted(gone_with(offered, leaving))]
     bursts = data.draw(bursts_of(uids, devices))
@@ -158,10 +166,9 @@ def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
     if found is not None:
         assert found.is_exact
         assert cost_of(found.units, allowed) == found.cost
-        left = [u for u in offered if u not in found.units]
         rest = table_with(
             devices,
-            [*staying, *(s for unit in left for s in unit.here)],
+            [*staying, *booked_without(offered, found.units)],
             bursts,
             gone_with(found.units, leaving),
         )
@@ -174,14 +181,14 @@ def test_beyond_its_bound_the_answer_makes_room_and_no_victim_could_stay(
     data: st.DataObject, devices: int, request: PodRequest
 ) -> None:
     offered = data.draw(units(devices))
-    table = table_with(devices, [shares for unit in offered for shares in unit.here])
+    table = table_with(devices, booked_without(offered, ()))
     found = run(find_victims(table, request, NODE, offered, tests=1))
     if found is None:
         return
     assert not found.is_exact
     for kept in (None, *found.units):
         gone = [unit for unit in found.units if unit is not kept]
-        rest = [s for unit in offered if unit not in gone for s in unit.here]
+        rest = booked_without(offered, gone)
         fits = not isinstance(pick(table_with(devices, rest), request, NODE), NodeRefusal)
         assert fits == (kept is None)
 
@@ -192,7 +199,7 @@ def test_only_an_answer_below_the_given_cost_is_found(
     data: st.DataObject, devices: int, request: PodRequest
 ) -> None:
     offered = data.draw(units(devices))
-    table = table_with(devices, [shares for unit in offered for shares in unit.here])
+    table = table_with(devices, booked_without(offered, ()))
 
     def below(cost: Cost | None) -> Victims | None:
         return run(find_victims(table, request, NODE, offered, below=cost))
