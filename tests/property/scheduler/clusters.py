@@ -99,6 +99,9 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
         partitions, resources = draw(st.sampled_from(tables))
         scaling = 1 if partitions else draw(st.sampled_from((1, 1, 2)))
         core_pct = 100 if partitions else draw(st.sampled_from((100, 100, 100, 200, 0)))
+        # Shares of overcommitted or divided devices have no memory above their requests.
+        may_burst = scaling == 1 and not partitions
+        bursts = draw(st.sampled_from(({}, {}, {}, {"p": 1}, {"p": 3, "q": 2})))
         devices.append(
             builders.device(
                 uuid,
@@ -109,7 +112,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
                 capacity_mib=8 if partitions else physical * scaling,
                 largest_mib=draw(st.sampled_from((0, physical))) if scaling > 1 else 0,
                 foreign_mib=draw(st.sampled_from((0, 0, 0, 0, 2, 5, physical))),
-                bursts=draw(st.sampled_from(({}, {}, {}, {"p": 1}, {"p": 3, "q": 2}))),
+                bursts=bursts if may_burst else {},
                 core_pct=core_pct,
                 partitions=partitions,
                 resources=resources,
