@@ -194,7 +194,7 @@ def test_rise_is_reported_at_once_and_a_fall_later() -> None:
 
 def test_grown_request_covers_what_was_reported() -> None:
     book = BurstBook()
-    for now_s, request_mib, burst in ((0.0, 1000, 1500), (0.1, 2000, 1000), (0.2, 3000, 0)):
+    for now_s, request_mib, burst in ((0.0, 1000, 1500), (0.1, 2000, 500), (0.2, 3000, 0)):
         wants: dict[ShareKey, Want] = {(A, GPU): want(request_mib, 3000, used_mib=2500)}
         found = book.look(wants, {(A, GPU): max(2500, request_mib)}, now_s)
         assert found.get(GPU, ()) == (

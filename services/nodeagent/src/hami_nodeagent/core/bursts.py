@@ -18,6 +18,7 @@ clock.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -217,12 +218,30 @@ class Grants:
         )
 
 
+class _Sample(NamedTuple):
+    """Memory of a pod above its request."""
+
+    time_s: float
+    used_mib: int
+    most_mib: int
+    """Most to report."""
+
+    def with_request(self, growth_mib: int) -> "_Sample":
+        """Return the sample under a larger request."""
+        used_mib, most_mib = self.used_mib - growth_mib, self.most_mib - growth_mib
+        return self._replace(used_mib=max(0, used_mib), most_mib=max(0, most_mib))
+
+    def reported_mib(self) -> int:
+        return min(-(-self.used_mib // STEP_MIB) * STEP_MIB, self.most_mib)
+
+
 class BurstBook:
     """Amounts above the requests to report, by device and owner in the ledger."""
 
     def __init__(self) -> None:
         """Start without samples."""
-        self._samples: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._samples: dict[tuple[str, str], deque[_Sample]] = {}
+        self._request_mib: dict[tuple[str, str], int] = {}
 
     def look(
         self, wants: Mapping[ShareKey, Want], bounds: Mapping[ShareKey, int], now_s: float
@@ -236,25 +255,30 @@ class BurstBook:
         """
         used_mib: dict[tuple[str, str], int] = {}
         granted_mib: dict[tuple[str, str], int] = {}
-        allowed_mib: dict[tuple[str, str], int] = {}
+        request_mib: dict[tuple[str, str], int] = {}
         for key, want in wants.items():
             pod = (key[1], key[0][0])
             burst_mib = min(want.used_above_mib, want.most_mib)
             bound_mib = max(burst_mib, bounds[key] - want.request_mib)
             used_mib[pod] = used_mib.get(pod, 0) + burst_mib
             granted_mib[pod] = granted_mib.get(pod, 0) + bound_mib
-            allowed_mib[pod] = allowed_mib.get(pod, 0) + want.most_mib
+            request_mib[pod] = request_mib.get(pod, 0) + want.request_mib
         self._samples = {key: one for key, one in self._samples.items() if key in used_mib}
         found: dict[str, list[Burst]] = {}
         for (uuid, uid), mib in sorted(used_mib.items()):
             samples = self._samples.setdefault((uuid, uid), deque())
-            while samples and samples[0][0] <= now_s - FALL_S:
+            while samples and samples[0].time_s <= now_s - FALL_S:
                 samples.popleft()
-            stepped_mib = -(-mib // STEP_MIB) * STEP_MIB
-            samples.append((now_s, min(stepped_mib, granted_mib[uuid, uid])))
-            most_mib = min(allowed_mib[uuid, uid], max(amount for _, amount in samples))
+            requested_mib = request_mib[uuid, uid]
+            growth_mib = requested_mib - self._request_mib.get((uuid, uid), requested_mib)
+            if growth_mib > 0:
+                grown = [sample.with_request(growth_mib) for sample in samples]
+                samples = self._samples[uuid, uid] = deque(grown)
+            samples.append(_Sample(now_s, mib, granted_mib[uuid, uid]))
+            most_mib = max(sample.reported_mib() for sample in samples)
             if most_mib:
                 found.setdefault(uuid, []).append(Burst(pod_uid=uid, memory_mib=most_mib))
+        self._request_mib = request_mib
         return {uuid: tuple(bursts) for uuid, bursts in found.items()}
 
 
