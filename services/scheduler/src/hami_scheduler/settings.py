@@ -240,6 +240,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "min_runtime_most_s",
         "burst_evict",
         "burst_evict_s",
+        "burst_delete_s",
         "gang_lease_s",
         "gang_wait_s",
         "gang_retry_s",
@@ -367,6 +368,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Time for which a device must lack memory before that.
 
     A shorter one evicts pods whose use just fell.
+    """
+    burst_delete_s: float = 0.0
+    """Further time after which these pods are deleted if their PodDisruptionBudgets refuse the
+    eviction; 0: never. Needs the right to delete pods, which the manifests do not grant.
     """
     gang_lease_s: float = 30.0
     """Time for which the shares of a gang stay reserved while its members are bound."""

@@ -69,9 +69,9 @@ class Site:
 
 
 def test_lowest_priority_leaves_first_then_the_largest_burst_until_the_rest_fits() -> None:
-    site = Site(pod("a", 5), pod("b", 1), pod("c", 1), pod("d"), a=3_000, b=500, c=1_000)
+    site = Site(pod("a", 5), pod("b", 1), pod("c", 1), pod("d"), a=3_000, b=800, c=1_000)
     (shortage,) = site.short()
-    assert (shortage.node, shortage.uuid, shortage.short_mib) == ("n", "x", 2_500)
+    assert (shortage.node, shortage.uuid, shortage.short_mib) == ("n", "x", 2_800)
     assert [burst.pod.uid for burst in shortage.bursts] == ["c", "b", "a"]
     assert site.victims() == ["c"]  # 3,000 MiB with its share
     assert site.victims("c") == ["b"]
@@ -79,9 +79,20 @@ def test_lowest_priority_leaves_first_then_the_largest_burst_until_the_rest_fits
     assert site.victims("a", "b", "c") == []
 
 
+def test_pod_beyond_its_equal_part_leaves_before_those_within_it() -> None:
+    # 2,000 MiB are left for three bursts; 700 for each of the two larger ones beside ``b``.
+    site = Site(pod("a", 5), pod("b", 1), pod("c", 9), pod("d"), a=3_000, b=600, c=701)
+    assert [burst.pod.uid for burst in site.short()[0].bursts] == ["a", "c", "b"]
+    site = Site(pod("a", 5), pod("b", 1), pod("c", 9), pod("d"), a=3_000, b=600, c=700)
+    assert [burst.pod.uid for burst in site.short()[0].bursts] == ["a", "b", "c"]
+    # Requests alone are more than the device has: nothing is left for any.
+    site = Site(*(pod(uid) for uid in "abcdef"), a=100, b=200)
+    assert [burst.pod.uid for burst in site.short()[0].bursts] == ["b", "a"]
+
+
 def test_several_bursts_end_where_one_is_not_enough() -> None:
-    site = Site(pod("a", 5), pod("b", 1), pod("c", 1), a=6_000, b=500, c=1_000)
-    assert site.victims() == ["c", "b"]
+    site = Site(pod("a", 5), pod("b", 1), pod("c", 1), pod("d"), a=4_000, b=1_500, c=1_000)
+    assert site.victims() == ["b", "c"]
 
 
 def test_device_that_has_what_its_shares_and_bursts_need_is_not_short() -> None:

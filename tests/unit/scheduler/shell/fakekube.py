@@ -40,6 +40,8 @@ class FakeKube:
         self.node_touches: list[str] = []
         self.evictions: list[str] = []
         """Names of evicted pods, in order."""
+        self.deletions: list[str] = []
+        """Names of pods deleted by the scheduler, in order."""
         self.kept: set[str] = set()
         """Names of pods whose eviction a disruption budget blocks."""
         self.events: list[Obj] = []
@@ -198,6 +200,13 @@ class FakeKube:
 
     async def delete(self, path: str, *, body: bytes = b"") -> None:
         await anyio.lowlevel.checkpoint()
+        if "/pods/" in path:
+            pod = self._known(path)
+            if json.loads(body)["preconditions"]["uid"] != pod["metadata"]["uid"]:
+                raise Conflict(what=path, detail="Precondition failed: UID in precondition")
+            self.deletions.append(pod["metadata"]["name"])
+            self.change(path, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+            return
         self._known(path)
         self.remove(path)
 

@@ -67,6 +67,29 @@ async def test_next_burst_ends_when_a_budget_protects_the_first() -> None:
     assert world.kube.evictions == ["high"]
 
 
+async def test_pod_that_budgets_keep_is_deleted_when_the_device_stays_short() -> None:
+    world = await short_world()
+    world.kube.kept |= {"low", "high"}
+    async with world.scheduler(**FAST, burst_delete_s=20.0) as s:
+        await world.clock.advance(24)
+        assert (world.kube.evictions, world.kube.deletions) == ([], [])
+        assert s.value("hami_scheduler_short_devices") == 1
+        await world.clock.advance(6)
+        assert world.kube.deletions == ["low"]
+        await world.clock.advance(60)
+        assert s.value("hami_scheduler_short_devices") == 0
+    assert world.kube.deletions == ["low"], "the device is not short any more"
+    assert [e["reason"] for e in world.kube.events] == ["BurstEvicted"]
+
+
+async def test_budgets_always_protect_when_nothing_is_deleted() -> None:
+    world = await short_world()
+    world.kube.kept |= {"low", "high"}
+    async with world.scheduler(**FAST):
+        await world.clock.advance(200)
+    assert world.kube.deletions == []
+
+
 async def test_eviction_of_bursts_can_be_disabled() -> None:
     world = await short_world()
     async with world.scheduler(**FAST, burst_evict=False):

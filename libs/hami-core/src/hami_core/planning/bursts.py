@@ -3,11 +3,13 @@
 
 A device is short when its shares, foreign use and bursts together exceed its capacity. Pods that
 leave anyway do not count: those that end, those that a reservation awaits, and pods whose use is
-still reported after their release. The choice depends only on records and pods, so all replicas
-choose the same pods. Memory in MiB.
+still reported after their release. Pods with more than an equal part of the memory that is left are
+evicted first: the agent grants equal parts, so a pod within its part has not taken that of others.
+The choice depends only on records and pods, so all replicas choose the same pods. Memory in MiB.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -35,7 +37,8 @@ class Shortage(Struct, frozen=True, kw_only=True):
     uuid: str
     short_mib: int
     bursts: tuple[Burst, ...]
-    """Pods with bursts on it, the first to evict first: lowest priority, then largest burst."""
+    """Pods with bursts on it, the first to evict first: those beyond an equal part of the memory
+    that is left, then the lowest priority, then the largest burst."""
 
     def victims(self, spared: Callable[[PodFacts], bool]) -> tuple[Burst, ...]:
         """Return the bursts to end; ``spared`` pods stay, and with them their gangs."""
@@ -97,7 +100,8 @@ def _shortage(
             bursts.append(Burst(pod=pod, burst_mib=burst_mib, freed_mib=freed_mib, leaves=leaves))
     if short_mib <= 0 or not bursts:
         return None
-    bursts.sort(key=_turn)
+    part_mib = _equal_part([one.burst_mib for one in bursts], short_mib)
+    bursts.sort(key=partial(_turn, part_mib=part_mib))
     return Shortage(node=node, uuid=uuid, short_mib=short_mib, bursts=tuple(bursts))
 
 
@@ -105,7 +109,18 @@ def _stays(pod: PodFacts) -> bool:
     return bool(pod.node) and not pod.is_deleting and not pod.is_finished
 
 
-def _turn(burst: Burst) -> tuple[int, int, str]:
+def _equal_part(bursts_mib: Sequence[int], short_mib: int) -> int:
+    """Return the memory that each burst could have if the device were not short."""
+    left_mib, count = sum(bursts_mib) - short_mib, len(bursts_mib)
+    for burst_mib in sorted(bursts_mib):
+        if burst_mib * count > left_mib:
+            break
+        left_mib -= burst_mib
+        count -= 1
+    return max(0, left_mib) // count if count else max(bursts_mib)
+
+
+def _turn(burst: Burst, *, part_mib: int) -> tuple[bool, int, int, str]:
     """Return the key that orders bursts by the cost of their end."""
     highest = max(pod.eviction_priority() for pod in burst.leaves)
-    return highest, -burst.burst_mib, burst.pod.uid
+    return burst.burst_mib <= part_mib, highest, -burst.burst_mib, burst.pod.uid

@@ -5,7 +5,8 @@ A device is short when a pod was placed on memory into which a burst grew before
 it. Every replica looks at the same records and chooses the same pods; a second eviction of a pod
 has no effect. A device must be short for ``burst_evict_s``, so that a use that just fell ends no
 pod. Evictions are within PodDisruptionBudgets; after a refusal the next pod of the device is tried.
-Seconds throughout.
+With ``burst_delete_s``, budgets do not protect the pods of a device that is still short that much
+later, because another pod lacks memory that it has booked. Seconds throughout.
 """
 
 import logging
@@ -64,6 +65,8 @@ class Bursts:
             await self._state.clock.sleep(self._settings.tick_s)
             if self._settings.burst_evict and self._state.is_complete:
                 await self._look()
+            else:
+                self._since_s.clear()
 
     async def _look(self) -> None:
         now_s, pods = self._state.clock.monotonic_s(), self._state.pods
@@ -71,27 +74,35 @@ class Bursts:
         self._since_s = {
             key: self._since_s.get(key, now_s) for key in ((one.node, one.uuid) for one in found)
         }
+        self._metrics.short_devices.set(len(found))
         for uid in [uid for uid, until_s in self._evicted_until_s.items() if until_s <= now_s]:
             del self._evicted_until_s[uid]
         for shortage in found:
             short_s = now_s - self._since_s[shortage.node, shortage.uuid]
-            if short_s >= self._settings.burst_evict_s:
+            late_s = short_s - self._settings.burst_evict_s
+            if late_s >= 0:
+                is_forced = 0 < self._settings.burst_delete_s <= late_s
                 await self._state.quarantine.run(
                     TICK,
                     f"bursts {shortage.node}/{shortage.uuid}",
-                    partial(self._end, shortage),
+                    partial(self._end, shortage, is_forced=is_forced),
                     is_retried=False,  # the next look does
                 )
 
-    async def _end(self, shortage: Shortage) -> None:
-        """Evict the pods that return what the device lacks, until one eviction fails."""
-        spared = self._evictions.rules({}).spared
+    async def _end(self, shortage: Shortage, *, is_forced: bool) -> None:
+        """Evict the pods that return what the device lacks, until one eviction fails.
+
+        ``is_forced``: a pod whose eviction is refused is deleted.
+        """
+        spared = frozenset[str]() if is_forced else self._evictions.rules({}).spared
         for burst in shortage.victims(lambda pod: pod.uid in spared):
             for pod in burst.leaves:
                 if pod.uid in self._evicted_until_s:
                     continue
                 try:
                     problem = await self._evictions.evict(pod)
+                    if problem and is_forced:
+                        problem = await self._evictions.delete(pod)
                 except HamiError as error:
                     problem = str(error)
                 if problem:

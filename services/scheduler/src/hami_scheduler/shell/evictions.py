@@ -196,3 +196,23 @@ class Evictions:
             self._spared_until_s[victim.uid] = self._state.clock.monotonic_s() + SPARED_S
             return str(error)
         return ""
+
+    async def delete(self, victim: PodFacts) -> str:
+        """Delete the pod against its budgets; returns why not, empty when it terminates or is gone.
+
+        For a pod whose use takes memory that another pod has booked. Its grace period applies.
+        """
+        document = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": victim.uid},
+        }
+        path = pod_path(victim.namespace, victim.name)
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                await self._kube.delete(path, body=_encoder.encode(document))
+        except (NotFound, Conflict):
+            return ""  # gone, or another pod of this name
+        except (Unavailable, Denied) as error:
+            return str(error)
+        return ""

@@ -136,6 +136,11 @@ class Metrics:
             "Pods evicted for one with a higher priority.",
             registry=registry,
         )
+        self.short_devices = Gauge(
+            "hami_scheduler_short_devices",
+            "Devices that lack memory because pods use more than they request.",
+            registry=registry,
+        )
         self.bursts_evicted = Counter(
             "hami_scheduler_bursts_evicted",
             "Pods evicted because their device lacks memory that they use beyond their requests.",
