@@ -13,9 +13,11 @@ one breaks the law; nothing is left out by itself.
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from msgspec import Struct
@@ -30,6 +32,7 @@ SEED = int(os.environ.get("HAMI_NATIVE_SEED", "1"))
 RECLAIM_MOST_US = 1_000_000 if "HAMI_NATIVE_OPS" in os.environ else 4_000_000
 """The target is a second; where the machine is shared with everything else, four times that."""
 REQUEST_MIB, MOST_MIB = 150, 4000
+LINES_KEPT = 30
 PHASES_LEAST = 3
 """However fast the machine is, the limits change twice."""
 LIMIT_S = 120 + OPERATIONS / 5_000
@@ -51,6 +54,14 @@ class Storm:
         self.memory_mib = 0
         self.figures = [0] * 6
         self._process = container.start([program, *words], env)
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._reader = Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Empty the pipe, into which a refused worker would otherwise wait to write."""
+        assert self._process.stderr is not None
+        self._said.extend(self._process.stderr)
 
     @property
     def pid(self) -> int:
@@ -71,8 +82,10 @@ class Storm:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("ok "):
-            _, stderr = self._process.communicate(timeout=20)
-            pytest.fail(f"{line.strip() or 'the storm ended'}\n{stderr[-3000:]}", pytrace=False)
+            self._process.wait(timeout=20)
+            self._reader.join(timeout=20)
+            said = "".join(self._said)
+            pytest.fail(f"{line.strip() or 'the storm ended'}\n{said}", pytrace=False)
         self.figures = [int(word) for word in line.split()[1:]]
 
     def run(self, milliseconds: int, kill_every_ms: int) -> None:
@@ -94,7 +107,11 @@ class Storm:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._reader.join(timeout=20)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
         if self.room is not None:
             self.room.close()
 
