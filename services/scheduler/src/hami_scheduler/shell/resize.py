@@ -299,7 +299,7 @@ class Resizer:
         return codec.decode_on(subject, await self._ask(subject), UsageAnswer)
 
     async def _require_unused(self, holding: Holding, wanted: ContainerShares) -> None:
-        """Raise ``ResizeRefused`` when the container uses more now than its new shares."""
+        """Raise ``ResizeRefused`` when the container uses more now than its new shares allow."""
         try:
             usage = await self._usage(holding.record.node)
         except (Unavailable, WireInvalid) as error:
@@ -312,11 +312,12 @@ class Resizer:
             # Containers with one share together have one usage region, whose sum each shows.
             users = own.get(share.uuid, ())
             now = max(users, key=lambda one: one.used_mib, default=None)
-            if now is not None and now.used_mib > share.memory_mib:
+            most_mib = max(share.memory_mib, share.memory_limit_mib)
+            if now is not None and now.used_mib > most_mib:
                 raise ResizeRefused(
                     code="in-use",
                     text=f"container {wanted.name} uses {now.used_mib} MiB of {share.uuid}, more"
-                    f" than {share.memory_mib}; free memory first, or force it: no memory is"
+                    f" than {most_mib}; free memory first, or force it: no memory is"
                     " taken away, but nothing new is given until use is below the limit",
                 )
 
