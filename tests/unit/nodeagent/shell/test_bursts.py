@@ -324,6 +324,28 @@ async def test_use_above_the_request_is_reported_at_once_and_seldom(tmp_path: Pa
         assert node.reports == 4
 
 
+async def test_use_that_changes_without_end_is_reported_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bursts, "REPORT_S", 0.0)
+    monkeypatch.setattr(bursts, "STEADY_S", 1000.0)
+    monkeypatch.setattr(bursts, "REPORTS_AHEAD", 3)
+    node = Node(tmp_path)
+    pod = node.reserve("a", 100, 800)
+    node.start(pod)
+    await node.keeper.look()
+    assert node.reports == 1
+    for used_mib, reports in ((101, 2), (400, 3), (700, 3)):
+        node.use(pod, used_mib)
+        await node.keeper.look()
+        assert node.reports == reports
+    assert node.bursts() == {pod.uid: 512}
+    # Ten times as many may be sent ahead: the same as if their time had passed.
+    monkeypatch.setattr(bursts, "REPORTS_AHEAD", 30)
+    await node.keeper.look()
+    assert node.bursts() == {pod.uid: 700}
+
+
 async def test_amounts_of_the_last_run_are_reported_before_the_first_sample(
     tmp_path: Path,
 ) -> None:

@@ -10,8 +10,9 @@ in the last usage sample, less the margin of breaches, if that is more. Without 
 lease is renewed.
 
 A bound that falls below what its container uses is reported as an Event of the pod. The use of pods
-above their requests is published at most once in ``REPORT_S``. Memory in MiB, times in seconds;
-leases in nanoseconds of CLOCK_MONOTONIC.
+above their requests is published at most once in ``REPORT_S``, and after ``REPORTS_AHEAD`` reports
+at most once in ``STEADY_S``: containers that grow and shrink without end must not fill the event
+stream. Memory in MiB, times in seconds; leases in nanoseconds of CLOCK_MONOTONIC.
 """
 
 import logging
@@ -53,6 +54,10 @@ MEMORY_AT = 80
 REASON = "BurstEnded"
 REPORT_S = 1.0
 """Shortest interval between two reports of the node that are due to bursts."""
+STEADY_S = 10.0
+"""Average interval between such reports."""
+REPORTS_AHEAD = 10
+"""Number of such reports that may be sent before that average holds."""
 EVENT_S = 60.0
 """Shortest interval between two Events of one container and device."""
 WALK_S = 1.0
@@ -132,6 +137,8 @@ class BurstKeeper:
         self._event_s: dict[ShareKey, float] = {}
         """Time of the last Event of each share."""
         self._reported_s: float | None = None
+        self._paid_until_s = 0.0
+        """Time at which the reports so far are ``STEADY_S`` apart on average."""
 
     async def run(self) -> None:
         """Grant and report until cancelled; bounds then stay valid until their leases end."""
@@ -283,10 +290,16 @@ class BurstKeeper:
         self._picture.bounds_mib = bounds
         self._note_over(bounds, wants, now_s)
         found = self._book.look(wants, bounds, now_s)
-        is_due = self._reported_s is None or now_s - self._reported_s >= REPORT_S
-        if is_due and self._picture.set_bursts(found):
+        if self._may_report(now_s) and self._picture.set_bursts(found):
             self._reported_s = now_s
+            self._paid_until_s = max(self._paid_until_s, now_s) + STEADY_S
             self._report()
+
+    def _may_report(self, now_s: float) -> bool:
+        if self._reported_s is not None and now_s - self._reported_s < REPORT_S:
+            return False
+        paid_s = max(self._paid_until_s, now_s) + STEADY_S
+        return paid_s - now_s <= REPORTS_AHEAD * STEADY_S
 
     def _seen_mib(self) -> dict[ShareKey, int]:
         """Return what the driver showed of each share, less the margin of breaches."""
