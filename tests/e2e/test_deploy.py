@@ -233,6 +233,9 @@ class TestServices:
         assert done == 200, told
         assert worked.seen_mib == 4500
 
+    async def test_leases_of_background_tasks_are_listed(self, worked: Worked) -> None:
+        assert "hami-kube-scheduler" in worked.leases
+
     async def test_keys_and_certificates_are_renewed_under_the_account_for_that(
         self, worked: Worked
     ) -> None:

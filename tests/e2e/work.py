@@ -45,6 +45,8 @@ class Worked(Struct, kw_only=True):
     """History of the second pod, once capacity was free."""
     read: int = 0
     """Status of the registry's answer to a tenant about its allocations."""
+    leases: tuple[str, ...] = ()
+    """Leases of background tasks that the registry lists to an administrator."""
     renewed: list[str] = []
     """Output of the renewal of keys and certificates."""
 
@@ -138,6 +140,10 @@ async def _quota(site: Installed, worked: Worked) -> None:
     worked.second = await until_runs(site, "second", NAMESPACE)
     token = await site.token("reader", namespace=NAMESPACE)
     worked.read, _ = await site.registry(f"/v1/allocations?namespace={NAMESPACE}", token)
+    admin = await site.token("admin", namespace=NAMESPACE)
+    status, text = await site.registry("/v1/system", admin)
+    assert status == 200, text
+    worked.leases = tuple(one["name"] for one in json.loads(text)["leases"])
 
 
 async def _resize(site: Installed, wish: Document, token: str) -> tuple[int, Document]:
