@@ -154,6 +154,11 @@ PIXELS = """canvas => {
 }"""
 
 
+def _holders(row: Locator) -> Locator:
+    """The cell with the namespaces of the shares, the eleventh column."""
+    return row.get_by_role("cell").nth(10)
+
+
 async def test_stream_that_is_cut_marks_the_page_stale_and_resumes_without_a_gap(
     context: BrowserContext, cluster: Cluster, token: str, last_t4: str
 ) -> None:
@@ -170,7 +175,7 @@ async def test_stream_that_is_cut_marks_the_page_stale_and_resumes_without_a_gap
         await page.get_by_label("Token").fill(token)
         await page.get_by_role("button", name="Log in").click()
         row = _row(page, "gpu-b", 3)
-        await expect(row.get_by_role("cell").nth(9)).to_have_text("")
+        await expect(_holders(row)).to_have_text("")
         banner = page.locator(".stale-place .banner")
         await expect(banner).to_have_count(0)
         await tap.cut()
@@ -178,11 +183,11 @@ async def test_stream_that_is_cut_marks_the_page_stale_and_resumes_without_a_gap
         async with _pods(cluster, _on(last_t4, "unseen", memory_mib=2000)):
             await expect(banner).to_be_visible(timeout=SEEN_MS)
             await anyio.sleep(max(0.0, CUT_S - (time.monotonic() - begin)))
-            await expect(row.get_by_role("cell").nth(9)).to_have_text("")
+            await expect(_holders(row)).to_have_text("")
             await tap.heal()
-            await expect(row.get_by_role("cell").nth(9)).to_have_text("default", timeout=SEEN_MS)
+            await expect(_holders(row)).to_have_text("default", timeout=SEEN_MS)
             await expect(page.locator(".stale-place .banner")).to_have_count(0)
-        await expect(row.get_by_role("cell").nth(9)).to_have_text("")
+        await expect(_holders(row)).to_have_text("")
     assert len(snapshots) == 1, "the stream resumed from its position"
 
 
@@ -192,12 +197,12 @@ async def test_restarted_registry_leads_to_a_new_snapshot(
     expected_errors.append("Failed to load resource")
     await _open(page, cluster, "?q=node:gpu-b&table=1")
     row = _row(page, "gpu-b", 3)
-    await expect(row.get_by_role("cell").nth(9)).to_have_text("")
+    await expect(_holders(row)).to_have_text("")
     await cluster.processes["registry"].kill()
     async with _pods(cluster, _on(last_t4, "meanwhile", memory_mib=2000)):
         cluster.processes["registry"].start()
         await cluster.ready("registry")
-        await expect(row.get_by_role("cell").nth(9)).to_have_text("default", timeout=2 * SEEN_MS)
+        await expect(_holders(row)).to_have_text("default", timeout=2 * SEEN_MS)
         await expect(page.locator(".stale-place .banner")).to_have_count(0)
 
 
