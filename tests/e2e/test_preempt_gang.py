@@ -90,7 +90,7 @@ async def until_condition(cluster: Cluster, name: str, text: str) -> None:
         conditions = (await cluster.pod(name)).status.conditions or []
         return any(text in condition.message for condition in conditions)
 
-    await cluster.until(f"{name} is told {text!r}", said)
+    await cluster.until(f"the condition of {name} contains {text!r}", said)
 
 
 async def sound(cluster: Cluster) -> list[str]:
